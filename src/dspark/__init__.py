@@ -1,0 +1,26 @@
+"""dspark: lossless speculative decoding for any Hugging Face decoder model, end to end on one machine.
+
+>>> import dspark
+>>> engine = dspark.Engine.from_pretrained("smollm2")
+>>> engine.generate("The capital of France is", dspark.SamplingParams(temperature=0, max_tokens=8))[0].text
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.config import SamplingParams
+    from dspark.engine import Engine
+    from dspark.errors import DsparkError
+
+__version__ = "0.1.0"
+__all__ = ["DsparkError", "Engine", "SamplingParams", "__version__"]
+
+_HOMES = {"DsparkError": "dspark.errors", "Engine": "dspark.engine", "SamplingParams": "dspark.config"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when first used, so that `dspark --help` need not wait for torch.
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dspark' has no attribute {name!r}")

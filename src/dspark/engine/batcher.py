@@ -1,0 +1,71 @@
+"""Which requests take part in the next pass, and with which tokens."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from dspark.engine.request import Request
+from dspark.target import PassRow, SlotRanges
+
+
+@dataclass
+class Row:
+    """One request's part of a pass: the tokens to run before any draft, and whether a token is sampled after them."""
+
+    request: Request
+    tokens: list[int]
+    samples: bool
+    prefill: bool
+    draft_ids: list[int] = field(default_factory=list)
+
+    def pass_row(self) -> PassRow:
+        return PassRow(self.request.start, self.request.kv_len, len(self.tokens) + len(self.draft_ids))
+
+
+class Batcher:
+    """Continuous batching: requests join when the pool has room for all their tokens, in order of arrival.
+
+    Every decoding request is in every pass; what the pass has left after them and their drafts goes to prompt chunks.
+    """
+
+    def __init__(self, slots: SlotRanges, max_batch: int, max_pass_tokens: int, slack: int):
+        self.slots = slots
+        self._max_batch, self._max_pass_tokens = max_batch, max_pass_tokens
+        self._slack = slack  # slots behind a request's last token that its proposer writes to
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def fits_ever(self, limit: int) -> bool:
+        return self.slots.fits_when_empty(limit + self._slack)
+
+    def next_rows(self, drafts_per_row: int) -> list[Row]:
+        """Admit what fits and lay out the next pass: decoding rows first, then prompt chunks."""
+        self._admit()
+        decoding = [r for r in self.running if not r.in_prefill]
+        rows = [Row(r, r.tokens(r.kv_len), samples=True, prefill=False) for r in decoding]
+        room = self._max_pass_tokens - len(rows) * (1 + drafts_per_row)
+        for request in self.running:
+            if request.in_prefill and room > 0:
+                chunk = request.prompt_ids[request.kv_len : request.kv_len + room]
+                room -= len(chunk)
+                ends_prompt = request.kv_len + len(chunk) == len(request.prompt_ids)
+                rows.append(Row(request, chunk, samples=ends_prompt, prefill=True))
+        return rows
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and free its slots, wherever it stands."""
+        if request.start >= 0:
+            self.slots.give_back(request.start)
+            request.start = -1
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_batch:
+            start = self.slots.take(self.waiting[0].limit + self._slack)
+            if start is None:
+                return
+            request = self.waiting.popleft()
+            request.start = start
+            self.running.append(request)

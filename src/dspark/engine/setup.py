@@ -1,0 +1,106 @@
+"""What an engine needs before its first step: device, cache size, proposer, checks of a request."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from dspark.artifacts import cache_dir
+from dspark.config import EngineConfig, SamplingParams
+from dspark.config.settings import MODEL_PROPOSER
+from dspark.engine.lookup import LookupProposer
+from dspark.engine.model_proposer import ModelProposer
+from dspark.engine.proposer import NoneProposer, Proposer
+from dspark.errors import DrafterError, RequestError, SettingsError
+from dspark.target import Target, load_target
+
+logger = logging.getLogger("dspark")
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises SettingsError when CUDA is asked for and not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingsError("device is 'cuda' and this torch sees no GPU; use --device cpu.")
+    return torch.device(name)
+
+
+def pool_slots(config: EngineConfig, token_bytes: int, context: int) -> int:
+    """Token slots that fit `kv_gb`, and no more than a full batch at full length can use."""
+    return min(int(config.kv_gb * 1e9 / token_bytes), config.max_batch * (context + 256))
+
+
+def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab_size: int, context: int) -> None:
+    """Raises RequestError when a request cannot be run by this model."""
+    if not prompt_ids:
+        raise RequestError("The prompt is empty; give at least one token.")
+    if len(prompt_ids) >= context:
+        raise RequestError(
+            f"The prompt has {len(prompt_ids)} tokens and the context holds {context}, the answer included; "
+            "shorten the prompt."
+        )
+    named = {
+        "the prompt": prompt_ids,
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "stop_token_ids": params.stop_token_ids,
+    }
+    for where, ids in named.items():
+        if outside := [i for i in ids if not 0 <= i < vocab_size]:
+            raise RequestError(f"Token id {outside[0]} in {where} is outside the vocabulary (0 to {vocab_size - 1}).")
+
+
+def build_proposer(config: EngineConfig, target: Target) -> Proposer:
+    """The proposer a configuration asks for.
+
+    Raises:
+        DrafterError: the drafter asked for is missing, damaged or made for another tokenizer.
+    """
+    if config.proposer == "none":
+        return NoneProposer()
+    if config.proposer == "lookup":
+        return LookupProposer()
+    if config.proposer.startswith(MODEL_PROPOSER):
+        name = config.proposer.removeprefix(MODEL_PROPOSER)
+        return ModelProposer(load_target(name, target.decoder.device, config.dtype), target)
+    folder = None if config.drafter == "none" else _find_drafter(config.drafter, target)
+    if folder is None and config.proposer == "dspark":
+        raise DrafterError(
+            f"There is no drafter for {target.name}; give one with --drafter FOLDER, or use --proposer lookup."
+        )
+    if folder is None:
+        logger.info("No drafter for %s: drafts come from n-gram lookup in the request's own text.", target.name)
+        return LookupProposer()
+    return _dspark(folder, config, target)
+
+
+def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
+    # Imported late: most runs without a drafter never need this code.
+    from dspark.drafter import load_drafter
+    from dspark.engine.dspark_proposer import DsparkProposer
+
+    drafter, warnings = load_drafter(folder, target, config.dtype)
+    for warning in warnings:
+        logger.warning(warning)
+    return DsparkProposer(drafter)
+
+
+def _find_drafter(name: str, target: Target) -> Path | None:
+    """The folder a drafter setting names; for "auto" the shipped or cached one made for this very target."""
+    if name != "auto":
+        path = Path(name).expanduser()
+        if not (path / "config.json").is_file():
+            raise DrafterError(
+                f"Drafter {name!r} is not a folder with a config.json; give a drafter folder, auto or none."
+            )
+        return path
+    from dspark.drafter import read_fingerprint
+
+    shelves = (Path(__file__).parent.parent / "drafters", cache_dir() / "drafters")
+    for folder in sorted(path.parent for shelf in shelves for path in shelf.glob("*/config.json")):
+        made_for = read_fingerprint(folder)
+        if made_for is not None and made_for.matches(target.fingerprint):
+            return folder
+    return None
