@@ -14,7 +14,7 @@ STYLES = {"accepted": "green", "recovered": "yellow", "bonus": "cyan", "plain": 
 LEGEND = "[green]accepted[/] drafts, [yellow]recovered[/] after a rejection, [cyan]bonus[/] after a full accept, plain"
 
 out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def show_stream(chunks: "Iterable[Chunk]", colours: bool) -> "Output | None":

@@ -8,7 +8,7 @@ from torch import Tensor
 from dspark.config import Draft, SlotRule, Streams
 from dspark.drafter import Drafter, propose_block
 from dspark.engine.batcher import Row
-from dspark.engine.proposer import streams_of
+from dspark.engine.proposer import no_draft, spread, streams_of
 from dspark.engine.request import Request
 from dspark.target import PassRow
 
@@ -26,7 +26,8 @@ class DsparkProposer:
         self._drafter = drafter
         self.taps = drafter.config.target_layer_ids
         self.slack = drafter.config.block_size
-        self.kv_token_bytes = drafter.kv_token_bytes
+        config = drafter.config
+        self.kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * drafter.dtype.itemsize
         self._waiting: dict[int, list[Tensor]] = {}
         self._context_len: dict[int, int] = {}
 
@@ -37,25 +38,25 @@ class DsparkProposer:
         lens = [min(n, self._drafter.config.block_size) for n in lens]
         active = [i for i, n in enumerate(lens) if n]
         if not active:
-            return Draft(torch.zeros(len(rows), 0, dtype=torch.int64), (0,) * len(rows), sources=("none",) * len(rows))
+            return no_draft(len(rows))
         requests = [rows[i].request for i in active]
         self._catch_up(requests)
-        anchors = torch.tensor([r.output_ids[-1] for r in requests], device=self._pool.keys[0].device)
-        block_rows = [PassRow(r.start, r.kv_len, self._drafter.config.block_size) for r in requests]
+        block = self._drafter.config.block_size
+        anchors = torch.tensor([r.output_ids[-1] for r in requests], device=self._drafter.device)
 
-        def rules_at(slot: int, drafted: Sequence[Sequence[int]]) -> list[SlotRule]:
-            return [r.slot_rule(list(ids)) for r, ids in zip(requests, drafted, strict=True)]
+        def rules_at(slot: int, drafted: Tensor) -> list[SlotRule]:
+            return [r.slot_rule(ids) for r, ids in zip(requests, drafted.tolist(), strict=True)]
 
         draft = propose_block(
             self._drafter,
             anchors,
-            block_rows,
+            [PassRow(r.start, r.kv_len, block) for r in requests],
             self._pool,
             [lens[i] for i in active],
             rules_at,
             streams_of(streams, active),
         )
-        return _spread(draft, active, len(rows))
+        return spread(draft, active, len(rows))
 
     def observe(self, row: Row, taps: Tensor | None, kept: int) -> None:
         assert taps is not None
@@ -76,23 +77,3 @@ class DsparkProposer:
                 taps += waiting
         if rows:
             self._drafter.append_context(torch.cat(taps), rows, self._pool)
-
-
-def _spread(draft: Draft, active: Sequence[int], total: int) -> Draft:
-    """Put the drafts of some rows back among all rows of the pass."""
-    if len(active) == total:
-        return draft
-
-    def among(values: Tensor | None) -> Tensor | None:
-        if values is None:
-            return None
-        spread = values.new_zeros(total, *values.shape[1:])
-        spread[list(active)] = values
-        return spread
-
-    lens, sources = [0] * total, ["none"] * total
-    for i, length in zip(active, draft.lens, strict=True):
-        lens[i], sources[i] = length, "dspark"
-    ids = among(draft.ids)
-    assert ids is not None
-    return Draft(ids, tuple(lens), among(draft.probs), among(draft.confidence), tuple(sources))

@@ -68,12 +68,11 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Output]:
         """Answer prompts (texts or token ids, as they are) together; outputs in the prompts' order."""
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
-        if len(each) != len(prompts):
+        several = _as_prompts(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(several)
+        if len(each) != len(several):
             raise RequestError(
-                f"{len(prompts)} prompts came with {len(each)} sampling settings; give one, or one each."
+                f"{len(several)} prompts came with {len(each)} sampling settings; give one, or one each."
             )
         outputs: dict[int, Output] = {}
         ids: list[int] = []
@@ -83,8 +82,8 @@ class Engine:
                 outputs[chunk.output.request_id] = chunk.output
 
         try:
-            for prompt, one in zip(prompts, each, strict=True):
-                ids.append(self.add(prompt, one, on_chunk=collect))  # type: ignore[arg-type]
+            for prompt, one in zip(several, each, strict=True):
+                ids.append(self.add(prompt, one, on_chunk=collect))
             while len(outputs) < len(ids):
                 self.step()
         finally:
@@ -151,7 +150,10 @@ class Engine:
     def abort(self, request_id: int) -> Output | None:
         """End a request now and free its slots; its partial output, or None when it has ended before."""
         request = self._requests.get(request_id)
-        return self._end(request, "abort") if request else None
+        if request is None:
+            return None
+        request.finish_reason = "abort"
+        return self._end(request)
 
     @property
     def num_requests(self) -> int:
@@ -178,3 +180,11 @@ class Engine:
 
     def _eos_ids(self) -> frozenset[int]:
         return frozenset(self.target.spec.eos_ids)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text or one list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Prompt] = list(prompts)  # type: ignore[arg-type]
+    return [several] if several and isinstance(several[0], int) else several  # type: ignore[list-item]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dspark.config import Draft, SlotRule, Streams
 from dspark.engine.batcher import Row
-from dspark.engine.proposer import StatelessProposer, streams_of
+from dspark.engine.proposer import StatelessProposer, no_draft, streams_of
 from dspark.engine.request import Request
 from dspark.errors import DrafterError
 from dspark.target import PassRow, Target
@@ -39,7 +39,7 @@ class ModelProposer(StatelessProposer):
         lens = [max(0, min(n, self._context - r.request.num_tokens)) for r, n in zip(rows, lens, strict=True)]
         active = [i for i, n in enumerate(lens) if n]
         if not active:
-            return Draft(torch.zeros(len(rows), 0, dtype=torch.int64), (0,) * len(rows), sources=("none",) * len(rows))
+            return no_draft(len(rows))
         longest = max(lens)
         greedy = all(rows[i].request.params.greedy for i in active)
         ids = torch.zeros(len(rows), longest, dtype=torch.int64)

@@ -55,7 +55,12 @@ class NoneProposer(StatelessProposer):
     """Plain decoding: no draft, ever."""
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
-        return point_masses([[] for _ in rows], self.name)
+        return no_draft(len(rows))
+
+
+def no_draft(rows: int) -> Draft:
+    """Nothing for any row."""
+    return Draft(torch.zeros(rows, 0, dtype=torch.int64), (0,) * rows, sources=("none",) * rows)
 
 
 def point_masses(guesses: Sequence[Sequence[int]], source: str) -> Draft:
@@ -70,5 +75,26 @@ def point_masses(guesses: Sequence[Sequence[int]], source: str) -> Draft:
 def streams_of(streams: Streams, rows: Sequence[int]) -> Streams:
     """The streams of some of a batch's rows."""
     return Streams(
-        *(tuple(part[i] for i in rows) for part in (streams.coupled, streams.keys, streams.positions, streams.steps))
+        tuple(streams.coupled[i] for i in rows),
+        tuple(streams.keys[i] for i in rows),
+        tuple(streams.positions[i] for i in rows),
+        tuple(streams.steps[i] for i in rows),
     )
+
+
+def spread(draft: Draft, active: Sequence[int], total: int) -> Draft:
+    """The draft of some rows, put back among all rows of the pass."""
+
+    def among(values: Tensor | None) -> Tensor | None:
+        if values is None or len(active) == total:
+            return values
+        everyone = values.new_zeros(total, *values.shape[1:])
+        everyone[list(active)] = values
+        return everyone
+
+    lens, sources = [0] * total, ["none"] * total
+    for i, length, source in zip(active, draft.lens, draft.sources, strict=True):
+        lens[i], sources[i] = length, source if length else "none"
+    ids = among(draft.ids)
+    assert ids is not None
+    return Draft(ids, tuple(lens), among(draft.probs), among(draft.confidence), tuple(sources))

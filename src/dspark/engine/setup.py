@@ -14,6 +14,7 @@ from dspark.engine.model_proposer import ModelProposer
 from dspark.engine.proposer import NoneProposer, Proposer
 from dspark.errors import DrafterError, RequestError, SettingsError
 from dspark.target import Target, load_target
+from dspark.target.linear import resolve_dtype
 
 logger = logging.getLogger("dspark")
 
@@ -81,8 +82,10 @@ def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
     from dspark.drafter import load_drafter
     from dspark.engine.dspark_proposer import DsparkProposer
 
-    drafter, warnings = load_drafter(folder, target, config.dtype)
-    for warning in warnings:
+    device = target.decoder.device
+    pad = target.tokenizer.special_id("pad_token")
+    drafter = load_drafter(folder, target.decoder, target.fingerprint, resolve_dtype(config.dtype, device), pad)
+    for warning in drafter.warnings:
         logger.warning(warning)
     return DsparkProposer(drafter)
 
@@ -96,11 +99,11 @@ def _find_drafter(name: str, target: Target) -> Path | None:
                 f"Drafter {name!r} is not a folder with a config.json; give a drafter folder, auto or none."
             )
         return path
-    from dspark.drafter import read_fingerprint
+    from dspark.drafter import DrafterConfig
 
     shelves = (Path(__file__).parent.parent / "drafters", cache_dir() / "drafters")
     for folder in sorted(path.parent for shelf in shelves for path in shelf.glob("*/config.json")):
-        made_for = read_fingerprint(folder)
+        made_for = DrafterConfig.load(folder).target
         if made_for is not None and made_for.matches(target.fingerprint):
             return folder
     return None

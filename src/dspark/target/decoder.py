@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from dspark.errors import ModelError
+from dspark.target.invariance import attention_multiple, linear_sizes
 from dspark.target.kv import KEY_BLOCK, KvPool, round_up
 from dspark.target.layers import attend, query_mask, rms_norm, rope_tables, rotate
 from dspark.target.linear import Linear, LinearFactory, activation_dtype, linear_factory
@@ -77,6 +78,9 @@ class Decoder:
         self.final_norm = load.vector("model.norm.weight", spec.hidden_size)
         self._cos, self._sin = rope_tables(spec.inv_freq(), spec.context, 1.0, self.dtype, device)
         self._scale = spec.head_dim**-0.5
+        # In exact mode, passes and attention calls are padded to these sizes.
+        self._sizes = linear_sizes(make, self.dtype) if exact else None
+        self._row_multiple = attention_multiple(spec.num_kv_heads, spec.head_dim, self.dtype) if exact else 1
 
     def new_pool(self, slots: int) -> KvPool:
         spec = self.spec
@@ -104,9 +108,8 @@ class Decoder:
         starts = torch.tensor([r.start for r in rows], device=self.device)
         counts = torch.tensor([r.num_tokens for r in rows], device=self.device)
         slots = positions + starts.repeat_interleave(counts)
-        padded = self._layers[0].qkv.padded_rows(total) if self.exact else total
-        if padded > total:
-            ids, positions = F.pad(ids, (0, padded - total)), F.pad(positions, (0, padded - total))
+        if extra := self._padding(total):
+            ids, positions = F.pad(ids, (0, extra)), F.pad(positions, (0, extra))
         cos, sin = self._cos[positions], self._sin[positions]
         spans = self._spans(rows)
         x = self.embed(ids)
@@ -123,9 +126,12 @@ class Decoder:
     def logits(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N V"]:
         """Final norm and output head, for outputs of `run`."""
         count = hidden.shape[0]
-        if self.exact and (padded := self.head.padded_rows(count)) > count:
-            hidden = F.pad(hidden, (0, 0, 0, padded - count))
+        if extra := self._padding(count):
+            hidden = F.pad(hidden, (0, 0, 0, extra))
         return self.head(rms_norm(hidden, self.final_norm, self.spec.rms_eps))[:count]
+
+    def _padding(self, rows: int) -> int:
+        return self._sizes.pad(rows) - rows if self._sizes else 0
 
     def _attention(
         self,
@@ -169,9 +175,8 @@ class Decoder:
                 key_len = round_up(stop, KEY_BLOCK) if self.exact else stop
                 mask = None
                 if count > 1 or self.exact:
-                    mask = query_mask(
-                        position, count, key_len, self.spec.group, 4 if self.exact else 1, self.dtype, self.device
-                    )
+                    group, multiple = self.spec.group, self._row_multiple
+                    mask = query_mask(position, count, key_len, group, multiple, self.dtype, self.device)
                 spans.append(_Span(first, count, row.start, key_len, mask))
                 position, first = stop, first + count
         return spans

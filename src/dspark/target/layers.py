@@ -68,8 +68,7 @@ def query_mask(
 ) -> Float[Tensor, "m S"]:
     """Causal mask of query positions first..first+n-1 over keys 0..key_len-1, for `attend`.
 
-    Each position stands `group` times; rows are then padded to `row_multiple`: MKL gives a row the same bits at every
-    multiple of 4 rows (measured, fp32 and fp64), so exact mode passes 4.
+    Each position stands `group` times; rows are then padded to a multiple of `row_multiple`.
     """
     rows = n * group
     padded = -(-rows // row_multiple) * row_multiple

@@ -18,10 +18,6 @@ class Linear(Protocol):
 
     def __call__(self, x: Float[Tensor, "T in"]) -> Float[Tensor, "T out"]: ...
 
-    def padded_rows(self, rows: int) -> int:
-        """Fewest rows >= `rows` at which a row's bits do not depend on how many rows share the call (CPU)."""
-        ...
-
 
 LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 
@@ -34,10 +30,6 @@ class PlainLinear:
 
     def __call__(self, x: Float[Tensor, "T in"]) -> Float[Tensor, "T out"]:
         return F.linear(x, self.weight, self.bias)
-
-    def padded_rows(self, rows: int) -> int:
-        # MKL gives a row the same bits for every multiple of 4 rows (measured, fp32 and fp64).
-        return -(-rows // 4) * 4
 
 
 class Fp16PackedLinear:
@@ -52,10 +44,6 @@ class Fp16PackedLinear:
 
     def __call__(self, x: Float[Tensor, "T in"]) -> Float[Tensor, "T out"]:
         return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-
-    def padded_rows(self, rows: int) -> int:
-        # One and two rows take other FBGEMM kernels; from three on a row's bits are its own (measured).
-        return max(rows, 3)
 
 
 def fp16_packing_works() -> bool:

