@@ -1,9 +1,12 @@
 """Marks, and the fixtures every room shares."""
 
 import importlib.util
+import os
 
-import pytest
-import torch
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: spinning threads crawl beside other work
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -108,9 +108,11 @@ def toy_tensors(
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, and two control tokens."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(sorted(alphabet))}, merges=[]))
+    """One token per byte, its id the byte's value, and two control tokens."""
+    shown_as_is = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    others = [b for b in range(256) if b not in shown_as_is]
+    vocab = {chr(b): b for b in shown_as_is} | {chr(256 + i): b for i, b in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|start|>", "<|end|>")])

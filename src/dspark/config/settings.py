@@ -52,7 +52,7 @@ class EngineConfig:
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("acceptance", self.acceptance, ACCEPTANCE_RULES)
-        self._at_least("kv_gb", self.kv_gb, 0.001)
+        self._at_least("kv_gb", self.kv_gb, 0.0001)
         self._at_least("max_batch", self.max_batch, 1)
         self._at_least("max_pass_tokens", self.max_pass_tokens, 8)
         if self.max_pass_tokens > 512 and self.exact:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dspark.drafter.config import DrafterConfig
 from dspark.target.decoder import PassRow
 from dspark.target.kv import KvPool
-from dspark.target.layers import NEG_INF, attend, rope_tables, rotate
+from dspark.target.layers import NEG_INF, attend, rms_norm, rope_tables, rotate
 from dspark.target.linear import Linear, LinearFactory
 
 # (layer, queries, keys, values of the block [N, heads, head_dim]) -> attention output [N, heads * head_dim]
@@ -36,11 +36,6 @@ class _Layer:
     post_norm: Tensor
     gate_up: Linear
     down: Linear
-
-
-def _norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"]:
-    # Not the target's rms_norm, which works in place and so has no gradient.
-    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class Backbone:
@@ -73,7 +68,7 @@ class Backbone:
 
     def context(self, taps: Float[Tensor, "T L*D"]) -> Float[Tensor, "T D"]:
         """Features of committed positions as every layer sees them: `hidden_norm(fc([tap_1; ...; tap_L]))`."""
-        return _norm(self._fc(taps), self._hidden_norm, self._config.rms_eps)
+        return rms_norm(self._fc(taps), self._hidden_norm, self._config.rms_eps)
 
     @torch.no_grad()
     def append_context(self, taps: Float[Tensor, "T L*D"], rows: Sequence[PassRow], pool: KvPool) -> None:
@@ -142,18 +137,18 @@ class Backbone:
         config, eps = self._config, self._config.rms_eps
         cos, sin = self._cos[positions], self._sin[positions]
         for i, layer in enumerate(self._layers):
-            normed = _norm(x, layer.input_norm, eps)
+            normed = rms_norm(x, layer.input_norm, eps)
             queries = layer.q(normed).view(-1, config.num_heads, config.head_dim)
-            queries = rotate(_norm(queries, layer.q_norm, eps), cos, sin)
+            queries = rotate(rms_norm(queries, layer.q_norm, eps), cos, sin)
             x = x + layer.out(attention(i, queries, *self._keys_values(layer, normed, cos, sin)))
-            gate, up = layer.gate_up(_norm(x, layer.post_norm, eps)).chunk(2, dim=-1)
+            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, eps)).chunk(2, dim=-1)
             x = x + layer.down(F.silu(gate) * up)
-        return _norm(x, self._final_norm, eps)
+        return rms_norm(x, self._final_norm, eps)
 
     def _keys_values(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         config = self._config
         keys, values = layer.kv(x).view(-1, 2 * config.num_kv_heads, config.head_dim).chunk(2, dim=1)
-        return rotate(_norm(keys, layer.k_norm, config.rms_eps), cos, sin), values
+        return rotate(rms_norm(keys, layer.k_norm, config.rms_eps), cos, sin), values
 
     def _block_mask(self, anchors: Tensor, block: int, length: int, dtype: torch.dtype) -> Float[Tensor, "m S"]:
         """0 where a block's query sees a key, -inf elsewhere; rows as `attend` orders them."""

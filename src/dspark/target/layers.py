@@ -4,21 +4,16 @@ Each gives a row bits that do not depend on the other rows of the call; `tests/t
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 NEG_INF = float("-inf")
 
 
-def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"], eps: float) -> Float[Tensor, "... D"]:
-    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 or wider.
-
-    torch's own rms_norm is a chain of nine calls on CPU; this is five and measured a quarter faster.
-    """
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return (wide * scale).to(x.dtype) * weight
+def rms_norm(x: Float[Tensor, "*rows D"], weight: Float[Tensor, " D"], eps: float) -> Float[Tensor, "*rows D"]:
+    """`x / sqrt(mean(x^2) + eps) * weight`."""
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def rotate(
@@ -54,7 +49,7 @@ def attend(
         scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale)
     else:
         if mask.shape[0] > rows:
-            q = torch.nn.functional.pad(q, (0, 0, 0, mask.shape[0] - rows))
+            q = F.pad(q, (0, 0, 0, mask.shape[0] - rows))
         scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
     probs = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
     out = torch.bmm(probs, values)[:, :rows]
