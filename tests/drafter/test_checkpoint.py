@@ -75,7 +75,7 @@ def test_dtypes_are_kept(tmp_path, dtype):
 
 
 def test_contract_names():
-    """DESIGN.md section 5, spelled out."""
+    """docs/checkpoints.md, spelled out."""
     assert tensor_shapes(make_config(num_layers=1, draft_vocab_size=9)) == {
         "layers.0.self_attn.q_proj.weight": (24, 16),
         "layers.0.self_attn.k_proj.weight": (12, 16),

@@ -25,7 +25,7 @@ def sig(x: torch.Tensor) -> torch.Tensor:
 
 
 def slow_bias(kind: str, w: dict, previous: list[int], hidden: torch.Tensor) -> torch.Tensor:
-    """[K, V_draft] of one block, straight from DESIGN.md section 1."""
+    """[K, V_draft] of one block, straight from the formulas of docs/checkpoints.md."""
     if kind == "none":
         return torch.zeros(len(previous), VOCAB, dtype=hidden.dtype)
     w1, w2 = w["markov_head.markov_w1.weight"], w["markov_head.markov_w2.weight"]

@@ -41,8 +41,23 @@ def test_records_obey_their_identities(target):
             assert row.committed == row.accepted + 1 - row.truncated
         assert (row.source == "none") == (row.drafted == 0)
     for record in records:
-        assert record.tokens == sum(row.prefill or 1 + row.verified for row in record.rows) <= 32 + 4 * 6
+        assert record.tokens == sum(row.prefill or 1 + row.verified for row in record.rows) <= 32
     assert [record.step for record in records] == list(range(1, len(records) + 1))
+
+
+def test_drafts_shrink_where_many_requests_share_a_small_pass(target):
+    """And prompts still get their turn: nobody waits until others have finished."""
+    prompts = s.prompts(12, longest=6)
+    expected = s.toy_engine(target).generate(prompts, s.seeded(1))
+    engine = s.toy_engine(target, s.bigram_proposer(target), policy="fixed:6", max_batch=12, max_pass_tokens=16)
+    records = []
+    engine.listeners.append(records.append)
+    outputs = engine.generate(prompts, s.seeded(1))
+    assert [o.token_ids for o in outputs] == [e.token_ids for e in expected]
+    assert max(record.tokens for record in records) <= 16
+    crowded = [r for r in records if sum(not row.prefill for row in r.rows) >= 6]
+    assert crowded and all(row.drafted <= 16 // 6 - 1 for record in crowded for row in record.rows)
+    assert any(row.drafted >= 4 for record in records for row in record.rows)
 
 
 def test_an_aborted_request_keeps_its_text_and_frees_its_slots(target):

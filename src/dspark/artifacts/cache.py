@@ -17,7 +17,7 @@ MARKER = "dspark-complete.json"
 def cache_dir() -> Path:
     """`$DSPARK_CACHE`, else `$XDG_CACHE_HOME/dspark`, else `~/.cache/dspark`."""
     if path := os.environ.get(CACHE_ENV):
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dspark"
 
 
@@ -25,7 +25,7 @@ def is_published(folder: Path, version: int) -> bool:
     """Whether `folder` was completed by `publish_folder` with this format version."""
     try:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return False
     return isinstance(marker, dict) and marker.get("version") == version
 

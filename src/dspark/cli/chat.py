@@ -70,6 +70,9 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             typer.echo()
             return
+        except UnicodeDecodeError:
+            err.print("This line is not UTF-8; type it again.")
+            continue
         if question == "/exit":
             return
         if question == "/reset":

@@ -54,7 +54,7 @@ def generate(
     dspark generate --compare --temperature 0.7 --seed 1 "Tell me a story."
     cat notes.txt | dspark generate --raw --max-tokens 64 -
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     if not text.strip():
         raise RequestError("The prompt is empty; write a question, or pipe text in with -.")
     if compare and temperature > 0 and seed is None:
@@ -88,6 +88,13 @@ def generate(
         engine.target.tokenizer.encode(text) if raw else engine.chat_ids([*messages, {"role": "user", "content": text}])
     )
     _answer(engine, ids, params, show_drafts, stats, compare)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise RequestError("The prompt on standard input is not UTF-8; convert it to UTF-8 first.") from None
 
 
 def _answer(

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from typing import Any, NoReturn
 
 # Read by OpenMP when torch loads, so before any import of it. Idle workers spin briefly, then sleep: the default spins
 # for milliseconds, which costs a factor of ten beside another busy process.
@@ -17,11 +18,13 @@ from dspark.errors import DsparkError
 app = typer.Typer(
     name="dspark",
     help="Make a language model answer faster without changing a word of what it says.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+# Unknown options, missing arguments and the like; Typer has no public name for them.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("doctor")(doctor.doctor)
@@ -46,10 +49,18 @@ def main() -> None:
     for noisy in ("httpx", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="dspark", standalone_mode=False))
+    except UsageError as error:
+        _fail(f"{error.format_message().rstrip('.')}; see dspark --help.")
     except DsparkError as error:
-        typer.echo(f"dspark: error: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
+    except typer.Abort:  # Ctrl-C, in older versions of Typer
+        sys.exit(130)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"dspark: error: {message}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

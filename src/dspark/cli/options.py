@@ -36,5 +36,8 @@ def load_engine(**settings: Any) -> "Engine":
 
     try:
         return Engine.from_pretrained(**settings)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        # torch has no class of its own for a CPU allocation that failed.
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
         raise DsparkError("There is not enough memory for this model; lower --kv-gb or use a smaller model.") from None

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.table import Table
-from rich.text import Text
 
 if TYPE_CHECKING:
     from dspark.engine import Chunk, Output, RequestStats
@@ -22,14 +23,18 @@ def show_stream(chunks: "Iterable[Chunk]", colours: bool) -> "Output | None":
     output = None
     try:
         for chunk in chunks:
-            for piece in chunk.pieces:
-                out.print(Text(piece.text, STYLES[piece.kind] if colours else ""), end="")
+            # Segments are written as they are; other renderables expand tabs and drop control characters.
+            out.print(Segments(Segment(p.text, _style(p.kind) if colours else None) for p in chunk.pieces), end="")
             out.file.flush()
             output = chunk.output
     except KeyboardInterrupt:
         output = None
     out.print()
     return output
+
+
+def _style(kind: str) -> Style | None:
+    return Style.parse(STYLES[kind]) if STYLES[kind] else None
 
 
 def show_stats(stats: "RequestStats", seconds: float) -> None:

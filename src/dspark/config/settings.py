@@ -55,6 +55,11 @@ class EngineConfig:
         self._at_least("kv_gb", self.kv_gb, 0.0001)
         self._at_least("max_batch", self.max_batch, 1)
         self._at_least("max_pass_tokens", self.max_pass_tokens, 8)
+        if self.max_batch > self.max_pass_tokens:
+            raise SettingsError(
+                f"max_batch is {self.max_batch}; allowed is up to max_pass_tokens ({self.max_pass_tokens}), "
+                "because every request runs at least one token a pass."
+            )
         if self.max_pass_tokens > 512 and self.exact:
             raise SettingsError(
                 f"max_pass_tokens is {self.max_pass_tokens}; exact mode allows up to 512, beyond which the matrix "

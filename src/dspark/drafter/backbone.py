@@ -1,7 +1,7 @@
 """The parallel stage: one pass that turns target features and a block of masks into one hidden state per slot.
 
 A Qwen3 decoder whose keys and values come from two places: committed positions from the target's tapped features
-(`context`, no input norm), the block's positions from the block itself. Source: arXiv 2607.05147, DESIGN.md section 1.
+(`context`, no input norm), the block's positions from the block itself. Source: arXiv 2607.05147.
 
 Training and serving share every formula: `block_hidden` is the differentiable pass over many anchors of one text,
 `append_context` with `block_pass` the same computed piece by piece against a cache.
@@ -39,7 +39,7 @@ class _Layer:
 
 
 class Backbone:
-    """A pure function of checkpoint tensors (DESIGN.md section 5 names), packed by the injected `make`.
+    """A pure function of checkpoint tensors (names as in docs/checkpoints.md), packed by the injected `make`.
 
     Serving packs once. A trainer passes its parameters and `PlainLinear`, and builds a new one after each optimiser
     step, because stacked weights are copies; gradients reach the parameters. `positions` is how many true positions

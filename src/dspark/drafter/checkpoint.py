@@ -1,7 +1,7 @@
 """Drafter folders: which tensors a drafter has, reading and writing them, and whether they belong to this target.
 
-Names follow DESIGN.md section 5, which vLLM and SGLang load. DeepSpec's and speculators' folders use the same names,
-plus copies of the target's parts, which we accept.
+Names are those of docs/checkpoints.md, which vLLM and SGLang load. DeepSpec's and speculators' folders use the same
+names, plus copies of the target's parts, which we accept.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What a drafter is: sizes, taps, head and the target it was made for, as written in its folder's config.json.
 
-The file is the one vLLM and SGLang load (DESIGN.md, section 5); our own settings sit under one key, "dspark". Folders
+The file is the one vLLM and SGLang load (docs/checkpoints.md); our own settings sit under one key, "dspark". Folders
 of DeepSpec (the same keys without ours) and of speculators (other keys) are read too; we never write them.
 """
 

@@ -2,7 +2,7 @@
 
 One formula serves training and serving: a head turns (state, W1 of the previous token, hidden) into a small latent,
 and `W2 latent` is the bias. `step` does that for one slot, `block_bias` for a whole teacher-forced block.
-Source: arXiv 2607.05147 (sequential heads and confidence head), as restated in DESIGN.md section 1.
+Source: arXiv 2607.05147 (sequential heads and confidence head).
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ _HEADS = {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 
 def build_head(config: DrafterConfig, tensors: Mapping[str, Tensor], make: LinearFactory) -> SequentialHead:
-    """The head `config` names, over checkpoint tensors (DESIGN.md section 5 names)."""
+    """The head `config` names, over checkpoint tensors (names as in docs/checkpoints.md)."""
     return NoHead(config.draft_vocab) if config.head == "none" else _HEADS[config.head](tensors, make)
 
 

@@ -15,6 +15,7 @@ class Row:
     tokens: list[int]
     samples: bool
     prefill: bool
+    max_draft: int = 0  # draft tokens the pass has room for
     draft_ids: list[int] = field(default_factory=list)
 
     def pass_row(self) -> PassRow:
@@ -37,12 +38,19 @@ class Batcher:
     def fits_ever(self, limit: int) -> bool:
         return self.slots.fits_when_empty(limit + self._slack)
 
-    def next_rows(self, drafts_per_row: int) -> list[Row]:
-        """Admit what fits and lay out the next pass: decoding rows first, then prompt chunks."""
+    def next_rows(self, most_drafts: int) -> list[Row]:
+        """Admit what fits and lay out the next pass: decoding rows first, then prompt chunks.
+
+        Drafts of up to `most_drafts` a row are planned for, fewer where the pass would grow beyond its limit.
+        """
         self._admit()
         decoding = [r for r in self.running if not r.in_prefill]
-        rows = [Row(r, r.tokens(r.kv_len), samples=True, prefill=False) for r in decoding]
-        room = self._max_pass_tokens - len(rows) * (1 + drafts_per_row)
+        # Drafts never crowd out the prompts that wait for their turn.
+        for_prompts = self._max_pass_tokens // 4 if len(decoding) < len(self.running) else 0
+        share = (self._max_pass_tokens - for_prompts) // max(len(decoding), 1)
+        drafts = max(0, min(most_drafts, share - 1))
+        rows = [Row(r, r.tokens(r.kv_len), samples=True, prefill=False, max_draft=drafts) for r in decoding]
+        room = self._max_pass_tokens - len(rows) * (1 + drafts)
         for request in self.running:
             if request.in_prefill and room > 0:
                 chunk = request.prompt_ids[request.kv_len : request.kv_len + room]

@@ -59,7 +59,7 @@ class DecodeLoop:
         self.proposer.release(request)
 
     def _draft_len(self, row: Row) -> int:
-        return 0 if row.prefill else self.policy.draft_len(row.request.remaining)
+        return min(row.max_draft, self.policy.draft_len(row.request.remaining))
 
     def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None]:
         """The target's pass: logits [N, V] at every sampled position, and the taps of every token."""

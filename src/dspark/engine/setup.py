@@ -1,6 +1,7 @@
 """What an engine needs before its first step: device, cache size, proposer, checks of a request."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def pick_device(name: str) -> torch.device:
 
 def pool_slots(config: EngineConfig, token_bytes: int, context: int) -> int:
     """Token slots that fit `kv_gb`, and no more than a full batch at full length can use."""
-    return min(int(config.kv_gb * 1e9 / token_bytes), config.max_batch * (context + 256))
+    return int(min(config.kv_gb * 1e9 / token_bytes, config.max_batch * (context + 256)))
 
 
 def check_request(prompt_ids: Sequence[int], params: SamplingParams, vocab_size: int, context: int) -> None:
@@ -93,8 +94,8 @@ def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
 def _find_drafter(name: str, target: Target) -> Path | None:
     """The folder a drafter setting names; for "auto" the shipped or cached one made for this very target."""
     if name != "auto":
-        path = Path(name).expanduser()
-        if not (path / "config.json").is_file():
+        path = Path(os.path.expanduser(name))
+        if not os.path.isfile(path / "config.json"):
             raise DrafterError(
                 f"Drafter {name!r} is not a folder with a config.json; give a drafter folder, auto or none."
             )
@@ -103,7 +104,11 @@ def _find_drafter(name: str, target: Target) -> Path | None:
 
     shelves = (Path(__file__).parent.parent / "drafters", cache_dir() / "drafters")
     for folder in sorted(path.parent for shelf in shelves for path in shelf.glob("*/config.json")):
-        made_for = DrafterConfig.load(folder).target
+        try:
+            made_for = DrafterConfig.load(folder).target
+        except DrafterError as error:  # nobody asked for this one
+            logger.warning("Passing over a drafter: %s", error)
+            continue
         if made_for is not None and made_for.matches(target.fingerprint):
             return folder
     return None

