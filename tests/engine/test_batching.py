@@ -48,11 +48,12 @@ def test_records_obey_their_identities(target):
 def test_drafts_shrink_where_many_requests_share_a_small_pass(target):
     """And prompts still get their turn: nobody waits until others have finished."""
     prompts = s.prompts(12, longest=6)
-    expected = s.toy_engine(target).generate(prompts, s.seeded(1))
+    params = [s.seeded(1, max_tokens=10 + 5 * i) for i in range(12)]
+    expected = s.toy_engine(target).generate(prompts, params)
     engine = s.toy_engine(target, s.bigram_proposer(target), policy="fixed:6", max_batch=12, max_pass_tokens=16)
     records = []
     engine.listeners.append(records.append)
-    outputs = engine.generate(prompts, s.seeded(1))
+    outputs = engine.generate(prompts, params)
     assert [o.token_ids for o in outputs] == [e.token_ids for e in expected]
     assert max(record.tokens for record in records) <= 16
     crowded = [r for r in records if sum(not row.prefill for row in r.rows) >= 6]
