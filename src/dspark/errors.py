@@ -23,3 +23,11 @@ class DrafterError(DsparkError):
 
 class CacheError(DsparkError):
     """The cache folder cannot be written or read."""
+
+
+class DataError(DsparkError):
+    """A token file is missing, damaged, or was made by another target."""
+
+
+class TrainError(DsparkError):
+    """A training run cannot start, resume or go on."""

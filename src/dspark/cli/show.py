@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
-from rich.segment import Segment, Segments
-from rich.style import Style
 from rich.table import Table
 
 if TYPE_CHECKING:
     from dspark.engine import Chunk, Output, RequestStats
+    from dspark.engine.text import Piece
 
 STYLES = {"accepted": "green", "recovered": "yellow", "bonus": "cyan", "plain": ""}
 LEGEND = "[green]accepted[/] drafts, [yellow]recovered[/] after a rejection, [cyan]bonus[/] after a full accept, plain"
@@ -23,18 +23,21 @@ def show_stream(chunks: "Iterable[Chunk]", colours: bool) -> "Output | None":
     output = None
     try:
         for chunk in chunks:
-            # Segments are written as they are; other renderables expand tabs and drop control characters.
-            out.print(Segments(Segment(p.text, _style(p.kind) if colours else None) for p in chunk.pieces), end="")
+            # Not through rich, which expands tabs, drops control characters, and prints again what Ctrl-C cut short.
+            for piece in chunk.pieces:
+                out.file.write(_coloured(piece) if colours else piece.text)
             out.file.flush()
             output = chunk.output
     except KeyboardInterrupt:
         output = None
-    out.print()
+    out.file.write("\n")
+    out.file.flush()
     return output
 
 
-def _style(kind: str) -> Style | None:
-    return Style.parse(STYLES[kind]) if STYLES[kind] else None
+def _coloured(piece: "Piece") -> str:
+    colour = STYLES[piece.kind]
+    return typer.style(piece.text, fg=colour) if colour and out.color_system and not out.no_color else piece.text
 
 
 def show_stats(stats: "RequestStats", seconds: float) -> None:

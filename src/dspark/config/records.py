@@ -22,11 +22,6 @@ class Draft:
     sources: tuple[str, ...] = ()
     parents: Int[Tensor, "B K"] | None = None
 
-    def truncate(self, verify_lens: tuple[int, ...]) -> "Draft":
-        """Keep at most `verify_lens[r]` leading tokens of each row."""
-        lens = tuple(min(a, b) for a, b in zip(self.lens, verify_lens, strict=True))
-        return Draft(self.ids, lens, self.probs, self.confidence, self.sources, self.parents)
-
 
 @dataclass(frozen=True)
 class Streams:

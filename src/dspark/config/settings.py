@@ -49,6 +49,14 @@ class EngineConfig:
                 )
         elif self.proposer == MODEL_PROPOSER:
             raise SettingsError("proposer is 'model:' without a path; write model:PATH with a folder, file or hub id.")
+        uses_drafter = self.proposer in ("auto", "dspark")
+        if self.drafter not in ("auto", "none") and not uses_drafter:
+            raise SettingsError(
+                f"drafter is {self.drafter!r} and proposer is {self.proposer!r}, which uses none; "
+                "leave one of them out."
+            )
+        if self.drafter == "none" and self.proposer == "dspark":
+            raise SettingsError("drafter is 'none' and proposer is 'dspark', which needs one; leave one of them out.")
         _one_of("device", self.device, DEVICES)
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("acceptance", self.acceptance, ACCEPTANCE_RULES)

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from dspark.engine.batcher import Batcher
 from dspark.engine.loop import DecodeLoop
 from dspark.engine.proposer import NoneProposer, Proposer
 from dspark.engine.request import Chunk, Output, Request
-from dspark.engine.setup import build_proposer, check_request, pick_device, pool_slots
+from dspark.engine.setup import build_proposer, check_request, context_limit, pick_device, pool_slots
 from dspark.engine.text import TextStream
 from dspark.errors import RequestError
 from dspark.schedule import parse_policy
@@ -29,7 +30,7 @@ class Engine:
 
     def __init__(self, target: Target, proposer: Proposer, config: EngineConfig):
         self.target, self.proposer, self.config = target, proposer, config
-        self.context = min(config.context or target.spec.context, target.spec.context)
+        self.context = context_limit(config, target.spec.context)
         slots = pool_slots(config, target.decoder.kv_token_bytes + proposer.kv_token_bytes, self.context)
         proposer.open_pool(slots, target.decoder.device)
         batcher = Batcher(SlotRanges(slots), config.max_batch, config.max_pass_tokens, proposer.slack)
@@ -60,7 +61,7 @@ class Engine:
 
     def without_drafts(self) -> "Engine":
         """A plain engine on the same weights: the denominator of every ratio."""
-        return Engine(self.target, NoneProposer(), self.config)
+        return Engine(self.target, NoneProposer(), replace(self.config, proposer="none", drafter="none"))
 
     # Requests ---------------------------------------------------------------------------------------------------
 

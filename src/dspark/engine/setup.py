@@ -29,6 +29,13 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def context_limit(config: EngineConfig, model_context: int) -> int:
+    """Tokens a request may have, prompt included. Raises SettingsError when it exceeds what the model can."""
+    if config.context is not None and config.context > model_context:
+        raise SettingsError(f"context is {config.context}; this model allows up to {model_context}.")
+    return config.context or model_context
+
+
 def pool_slots(config: EngineConfig, token_bytes: int, context: int) -> int:
     """Token slots that fit `kv_gb`, and no more than a full batch at full length can use."""
     return int(min(config.kv_gb * 1e9 / token_bytes, config.max_batch * (context + 256)))
