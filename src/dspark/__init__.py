@@ -5,6 +5,7 @@
 >>> engine.generate("The capital of France is", dspark.SamplingParams(temperature=0, max_tokens=8))[0].text
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,13 @@ _HOMES = {"DsparkError": "dspark.errors", "Engine": "dspark.engine", "SamplingPa
 
 def __getattr__(name: str) -> Any:
     # Loaded when first used, so that `dspark --help` need not wait for torch.
-    if name in _HOMES:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+    # Importing torch makes millions of objects, all of which stay: looking for garbage among them costs half a second.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+    finally:
+        if collecting:
+            gc.enable()

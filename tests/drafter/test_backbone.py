@@ -162,13 +162,13 @@ def test_batch_of_n_is_n_batches_of_one(target, starts):
 def test_block_writes_only_its_own_scratch(target):
     drafter = make_drafter(target)
     pool = drafter.new_pool(512)
-    for tensor in pool.keys + pool.values:
+    for tensor in pool.caches:
         tensor.fill_(3.0)
     drafter.append_context(random_taps(20), [PassRow(128, 0, 20)], pool)
-    before = [tensor.clone() for tensor in pool.keys + pool.values]
+    before = [tensor.clone() for tensor in pool.caches]
     drafter.block_pass(drafter.masked_block(torch.tensor([7])), [PassRow(128, 20, 4)], pool)
-    for old, new in zip(before, pool.keys + pool.values, strict=True):
-        changed = (old != new).any(dim=-1).any(dim=0).nonzero().squeeze(1)
+    for old, new in zip(before, pool.caches, strict=True):
+        changed = (old != new).any(dim=-1).any(dim=1).nonzero().squeeze(1)
         assert changed.tolist() == [148, 149, 150, 151]
 
 
@@ -186,8 +186,8 @@ def test_scratch_never_leaks_into_later_context(kept):
         length += n
     fresh = drafter.new_pool(256)
     drafter.append_context(taps[:length], [PassRow(128, 0, length)], fresh)
-    for ours, theirs in zip(pool.keys + pool.values, fresh.keys + fresh.values, strict=True):
-        torch.testing.assert_close(ours[:, 128 : 128 + length], theirs[:, 128 : 128 + length], **CLOSE)
+    for ours, theirs in zip(pool.caches, fresh.caches, strict=True):
+        torch.testing.assert_close(ours[128 : 128 + length], theirs[128 : 128 + length], **CLOSE)
 
 
 def test_keeping_scratch_as_context_would_be_caught(target):

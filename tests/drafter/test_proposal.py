@@ -234,10 +234,10 @@ def test_only_wanted_slots_are_sampled_and_the_rest_of_the_block_still_runs(targ
 def test_nothing_wanted_is_nothing_run(target, calls):
     drafter = make_drafter(target)
     pool, rows = prepared(drafter)
-    before = [t.clone() for t in pool.keys]
+    before = [t.clone() for t in pool.caches]
     draft = propose_block(drafter, torch.tensor([7]), rows, pool, (0,), same_rule(1), streams(1))
     assert draft.lens == (0,) and draft.ids.shape == (1, 0) and draft.probs is None and not calls
-    assert all(torch.equal(a, b) for a, b in zip(before, pool.keys, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, pool.caches, strict=True))
 
 
 @pytest.mark.parametrize("tied", [True, False])

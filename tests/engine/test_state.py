@@ -19,7 +19,7 @@ def recomputed(target, ids, taps=()):
 
 
 def assert_cache(pool, start, expected, length, exact=True):
-    for layer in range(len(pool.keys)):
+    for layer in range(pool.layers):
         for ours, theirs in zip(pool.read(layer, start, length), expected.read(layer, 0, length), strict=True):
             if exact:
                 assert torch.equal(ours, theirs)

@@ -38,7 +38,7 @@ def chat(
     dspark chat
     dspark chat --model ./my-model --system "Answer in one sentence." --temperature 0.7
     """
-    from dspark.config import SamplingParams
+    from dspark import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

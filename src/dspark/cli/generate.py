@@ -59,7 +59,7 @@ def generate(
         raise RequestError("The prompt is empty; write a question, or pipe text in with -.")
     if compare and temperature > 0 and seed is None:
         seed = secrets.randbits(31)  # two samplings can only be equal with the same seed
-    from dspark.config import SamplingParams
+    from dspark import SamplingParams
 
     params = SamplingParams(
         temperature=temperature,

@@ -12,7 +12,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 import typer
 
 from dspark import __version__
-from dspark.cli import chat, doctor, generate
+from dspark.cli import chat, doctor, generate, train
 from dspark.errors import DsparkError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("train")(train.train)
 app.command("doctor")(doctor.doctor)
 
 

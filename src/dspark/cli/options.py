@@ -32,7 +32,7 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads; default is torch
 
 def load_engine(**settings: Any) -> "Engine":
     """An engine from command-line settings. torch is imported here, not when `--help` is asked for."""
-    from dspark.engine import Engine
+    from dspark import Engine
 
     try:
         return Engine.from_pretrained(**settings)

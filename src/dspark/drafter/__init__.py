@@ -12,7 +12,7 @@ from dspark.drafter.checkpoint import (
     tensor_shapes,
 )
 from dspark.drafter.config import DrafterConfig
-from dspark.drafter.drafter import Drafter, build_drafter
+from dspark.drafter.drafter import Drafter, build_drafter, with_weights
 from dspark.drafter.heads import ConfidenceHead, GatedHead, MarkovHead, NoHead, RnnHead, SequentialHead, build_head
 from dspark.drafter.proposal import RulesAt, propose_block, sample_block
 from dspark.drafter.vocabulary import DraftVocabulary
@@ -41,4 +41,5 @@ __all__ = [
     "sample_block",
     "save_drafter",
     "tensor_shapes",
+    "with_weights",
 ]

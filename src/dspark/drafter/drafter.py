@@ -1,7 +1,7 @@
 """One drafter, ready to guess: backbone, sequential head, confidence, and the target's embedding and head it shares."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from dspark.drafter.heads import ConfidenceHead, SequentialHead, apply_rows, bui
 from dspark.drafter.vocabulary import DraftVocabulary
 from dspark.target.decoder import Decoder, PassRow
 from dspark.target.kv import KvPool
-from dspark.target.linear import Linear, LinearFactory
+from dspark.target.linear import Linear, LinearFactory, PlainLinear
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,12 @@ def build_drafter(
     # A block may start at the target's last position.
     positions = max(config.context, target.spec.context) + config.block_size
 
-    def confidence(name: str, wanted: bool, with_markov: bool) -> ConfidenceHead | None:
-        if not wanted:
-            return None
-        weight, bias = tensors[f"{name}.proj.weight"].to(dtype), tensors[f"{name}.proj.bias"].to(dtype)
-        return ConfidenceHead(weight, bias, with_markov)
-
     return Drafter(
         config=config,
         backbone=Backbone(config, tensors, make, dtype, device, positions),
         head=build_head(config, tensors, make),
-        confidence=confidence("confidence_head", config.confidence, config.confidence_with_markov),
-        token_free=confidence("confidence_head_token_free", config.token_free_confidence, False),
+        confidence=_confidence(config, tensors, dtype),
+        token_free=_token_free(config, tensors, dtype),
         vocabulary=vocabulary,
         embedding=_embedding(tensors.get("embed_tokens.weight"), target),
         lm_head=_lm_head(tensors.get("lm_head.weight"), vocabulary, target, make, share_head),
@@ -113,6 +107,41 @@ def build_drafter(
         device=device,
         warnings=warnings,
     )
+
+
+def with_weights(drafter: Drafter, tensors: Mapping[str, Tensor], positions: int) -> Drafter:
+    """The same drafter over other weights, in float32 with plain linears: what a trainer builds every step.
+
+    Everything frozen (embedding, head, vocabulary) is taken over as it is, and rotary tables reach `positions` only,
+    so that this costs a few copies. Gradients reach `tensors`.
+    """
+    config, dtype = drafter.config, torch.float32
+    return replace(
+        drafter,
+        backbone=Backbone(config, tensors, PlainLinear, dtype, drafter.device, positions),
+        head=build_head(config, tensors, PlainLinear),
+        dtype=dtype,
+        confidence=_confidence(config, tensors, dtype),
+        token_free=_token_free(config, tensors, dtype),
+    )
+
+
+def _confidence(config: DrafterConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> ConfidenceHead | None:
+    with_markov = config.confidence_with_markov
+    return _confidence_head("confidence_head", tensors, dtype, with_markov) if config.confidence else None
+
+
+def _token_free(config: DrafterConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> ConfidenceHead | None:
+    if not config.token_free_confidence:
+        return None
+    return _confidence_head("confidence_head_token_free", tensors, dtype, False)
+
+
+def _confidence_head(
+    name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, with_markov: bool
+) -> ConfidenceHead:
+    weight, bias = tensors[f"{name}.proj.weight"].to(dtype), tensors[f"{name}.proj.bias"].to(dtype)
+    return ConfidenceHead(weight, bias, with_markov)
 
 
 def _same(own: Tensor, theirs: Tensor) -> bool:

@@ -4,13 +4,16 @@ A request owns one contiguous range of slots, so that attention reads its keys w
 a shorter length: what lies behind it is never read unmasked and is overwritten by the next pass.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # Ranges are whole key blocks; exact mode reads keys in multiples of it, so that padding stays inside the range.
 KEY_BLOCK = 128
+ALIGNMENT = 64  # bytes
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -18,24 +21,44 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class KvPool:
-    """Keys and values of `layers` layers for `slots` token slots: per layer two tensors [kv_heads, slots, head_dim]."""
+    """Keys and values of `layers` layers for `slots` token slots.
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, slots: int, dtype: torch.dtype, device: torch.device):
-        shape = (kv_heads, slots, head_dim)
-        # zeros, not empty: masked keys are multiplied by exactly 0, which must not meet a NaN. On CPU the pages are
-        # only mapped, and cost memory when written.
-        self.keys: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.slots = slots
+    Per layer one tensor [slots, 2 * kv_heads, head_dim], keys first: what one request fills lies together, so a pool
+    that is mostly unused costs little memory even where the system hands it out in large pages.
+    """
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, slots: int, dtype: torch.dtype, device: torch.device
+    ):
+        shape = (slots, 2 * kv_heads, head_dim)
+        self.caches: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self._keys: list[Tensor] = [cache[:, :kv_heads] for cache in self.caches]
+        self._values: list[Tensor] = [cache[:, kv_heads:] for cache in self.caches]
+        self.slots, self.layers = slots, layers
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [T, kv_heads, head_dim] at pool slots [T]."""
-        self.keys[layer].index_copy_(1, slots, keys.transpose(0, 1))
-        self.values[layer].index_copy_(1, slots, values.transpose(0, 1))
+        self._keys[layer].index_copy_(0, slots, keys)
+        self._values[layer].index_copy_(0, slots, values)
 
     def read(self, layer: int, start: int, length: int) -> tuple[Tensor, Tensor]:
         """Views [kv_heads, length, head_dim] of one request's keys and values."""
-        return self.keys[layer].narrow(1, start, length), self.values[layer].narrow(1, start, length)
+        keys, values = self._keys[layer], self._values[layer]
+        return keys.narrow(0, start, length).transpose(0, 1), values.narrow(0, start, length).transpose(0, 1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost memory only where they are written (CPU); torch.zeros writes every page.
+
+    Zeros, not just any memory: masked keys are multiplied by exactly 0, which must not meet a NaN. Aligned like torch's
+    own tensors, because matrix kernels may round differently at other alignments.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[skip : skip + size]).view(dtype).view(shape)
 
 
 @dataclass

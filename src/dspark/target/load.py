@@ -1,11 +1,13 @@
 """From a name to a target: alias, folder, GGUF file or hub id."""
 
+import ctypes
 import hashlib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -36,7 +38,13 @@ class Target:
     spec: ModelSpec
     decoder: Decoder
     tokenizer: Tokenizer
-    fingerprint: Fingerprint
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Computed when something wants to know whether it belongs to this target: it costs part of a second."""
+        with ExitStack() as files:
+            weights = SafetensorsFolder(self.folder, files).fingerprint()
+        return Fingerprint(weights, self.tokenizer.fingerprint(), self.tokenizer.template_fingerprint(), self.name)
 
 
 def load_target(name: str, device: torch.device, dtype: str = "auto", exact: bool = False) -> Target:
@@ -62,12 +70,15 @@ def load_target(name: str, device: torch.device, dtype: str = "auto", exact: boo
             "its files belong to different models."
         )
     with ExitStack() as files:
-        tensors = SafetensorsFolder(folder, files)
-        decoder = Decoder(spec, tensors, resolve_dtype(dtype, device), device, exact)
-        fingerprint = Fingerprint(
-            tensors.fingerprint(), tokenizer.fingerprint(), tokenizer.template_fingerprint(), name
-        )
-    return Target(name, folder, spec, decoder, tokenizer, fingerprint)
+        decoder = Decoder(spec, SafetensorsFolder(folder, files), resolve_dtype(dtype, device), device, exact)
+    _return_free_memory()
+    return Target(name, folder, spec, decoder, tokenizer)
+
+
+def _return_free_memory() -> None:
+    """Give the system back what packing used in between: 150 MB for SmolLM2, which glibc would keep."""
+    with suppress(OSError, AttributeError):  # another C library has its own ways
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def resolve_model(name: str) -> Path:
