@@ -1,6 +1,6 @@
 """Is the text with drafts that of plain decoding? 60 prompts on SmolLM2, exact and fast mode, greedy and seeded.
 
-    python benchmarks/identity.py [--prompts 60] [--tokens 128] [--transformers 12] > identity.md
+    python benchmarks/identity.py [--prompts 60] [--tokens 128] [--batch 30] [--transformers 6] > identity.md
 
 Exact mode must show no difference at all. In fast mode each difference is listed with the gap between the two tokens'
 scores and the noise of the kernels; one that is not a tie makes the script exit 1.
@@ -92,13 +92,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--transformers", type=int, default=12, help="prompts to compare with transformers, 0 for none")
+    parser.add_argument("--batch", type=int, default=30)
+    parser.add_argument("--numbers", choices=["exact", "fast", "both"], default="both")
+    parser.add_argument("--transformers", type=int, default=6, help="prompts to compare with transformers, 0 for none")
     args = parser.parse_args()
     kinds = zip(*(WORKLOADS[kind] for kind in ("code", "math", "chat")), strict=True)
     questions = [question for three in kinds for question in three][: args.prompts]
     print("| setting | against plain decoding | ties | faults |\n| --- | --- | --- | --- |", flush=True)
     found = []
-    for exact in (True, False):
+    for exact in {"exact": [True], "fast": [False], "both": [True, False]}[args.numbers]:
         target = load_target("smollm2", torch.device("cpu"), exact=exact)
         name = "exact" if exact else "fast"
         tokenizer = target.tokenizer
@@ -109,11 +111,11 @@ def main() -> None:
         for mode, make_params in MODES.items():
             params = make_params(args.tokens)
             print(f"{name}, {mode}", file=sys.stderr)
-            plain = decode(target, NoneProposer(), prompts, params, 1 if exact and params.greedy else 8)
+            plain = decode(target, NoneProposer(), prompts, params, args.batch)
             proposers = [LookupProposer(), PartlyRight(prompts, plain)] + ([hopeless(target)] if exact else [])
             for proposer in proposers:
-                ours = decode(target, proposer, prompts, params, 8)
-                found += report(f"{name}, {mode}, {proposer.name}, batch 8", target, prompts, plain, ours, params)
+                ours = decode(target, proposer, prompts, params, args.batch)
+                found += report(f"{name}, {mode}, {proposer.name}", target, prompts, plain, ours, params)
             if not exact and params.greedy and args.transformers:
                 theirs = transformers_greedy(target, prompts[: args.transformers], args.tokens)
                 setting = f"fast, greedy, transformers' generate in fp32, {args.transformers} prompts"

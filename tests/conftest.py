@@ -38,3 +38,11 @@ def smollm2_exact():
     from dspark.target import load_target
 
     return load_target("smollm2", torch.device("cpu"), exact=True)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DSPARK_CACHE", str(folder))
+    return folder

@@ -14,7 +14,7 @@ from tests.sentences import assert_one_sentence
 from tests.train.toys import same_weights
 
 SMALL = ["--taps", "0,1", "--rank", "8", "--block", "4", "--draft-vocab", "100", "--batch-blocks", "16"]
-QUICK = ["--chunk-blocks", "8", "--held-out", "0.3", "--validate-blocks", "20", "--cache-gb", "0.1"]
+QUICK = ["--no-cut-loops", "--chunk-blocks", "8", "--held-out", "0.3", "--validate-blocks", "20", "--cache-gb", "0.1"]
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def data(engine, tmp_path_factory):
     make = torch.Generator().manual_seed(3)
     prompts = [torch.randint(32, 127, (8,), generator=make).tolist() for _ in range(8)]
     outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True))
-    texts = [p + o.token_ids for p, o in zip(prompts, outputs, strict=True)]
+    texts = [p + list(o.token_ids) for p, o in zip(prompts, outputs, strict=True)]
     offsets = (0, *torch.tensor([len(t) for t in texts]).cumsum(0).tolist())
     corpus = Corpus(torch.tensor(sum(texts, [])), offsets, (8,) * 8, (0.0,) * 8, ("chat",) * 8)
     path = tmp_path_factory.mktemp("data") / "toy.npz"

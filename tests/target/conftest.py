@@ -9,11 +9,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache folder of the test's own."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("DSPARK_CACHE", str(folder))
-    return folder

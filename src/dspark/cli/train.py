@@ -50,7 +50,7 @@ def train(
     validate_blocks: Annotated[int, typer.Option(help="Blocks rolled out per validation.")] = 400,
     save_minutes: Annotated[float, typer.Option(help="Time between saves.")] = 5.0,
     validate_minutes: Annotated[float, typer.Option(help="Time between validations.")] = 15.0,
-    mask_token_id: Annotated[int | None, typer.Option(help="Id that stands for masks; default is an unused one.")] = None,
+    mask_token_id: Annotated[int | None, typer.Option(help="Id that stands for masks; default an unused one.")] = None,
     cache_gb: Annotated[float, typer.Option(help="Memory for the target's features; the rest is recomputed.")] = 4.0,
     seed: Annotated[int, typer.Option(help="Decides first weights and batches.")] = 0,
     device: options.Device = "auto",

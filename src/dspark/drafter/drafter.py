@@ -137,9 +137,7 @@ def _token_free(config: DrafterConfig, tensors: Mapping[str, Tensor], dtype: tor
     return _confidence_head("confidence_head_token_free", tensors, dtype, False)
 
 
-def _confidence_head(
-    name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, with_markov: bool
-) -> ConfidenceHead:
+def _confidence_head(name: str, tensors: Mapping[str, Tensor], dtype: torch.dtype, with_markov: bool) -> ConfidenceHead:
     weight, bias = tensors[f"{name}.proj.weight"].to(dtype), tensors[f"{name}.proj.bias"].to(dtype)
     return ConfidenceHead(weight, bias, with_markov)
 

@@ -92,11 +92,11 @@ class Decoder:
         spec = self.spec
         return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * self.dtype.itemsize
 
-    def embed(self, ids: Int[Tensor, "T"]) -> Float[Tensor, "T D"]:
+    def embed(self, ids: Int[Tensor, " T"]) -> Float[Tensor, "T D"]:
         return F.embedding(ids, self.embedding).to(self.dtype)
 
     def run(
-        self, ids: Int[Tensor, "T"], rows: Sequence[PassRow], pool: KvPool, taps: Sequence[int] = ()
+        self, ids: Int[Tensor, " T"], rows: Sequence[PassRow], pool: KvPool, taps: Sequence[int] = ()
     ) -> tuple[Float[Tensor, "T D"], Float[Tensor, "T L*D"] | None]:
         """One pass over the rows' tokens, laid end to end in `ids`.
 

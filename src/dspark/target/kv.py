@@ -27,9 +27,7 @@ class KvPool:
     that is mostly unused costs little memory even where the system hands it out in large pages.
     """
 
-    def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, slots: int, dtype: torch.dtype, device: torch.device
-    ):
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, slots: int, dtype: torch.dtype, device: torch.device):
         shape = (slots, 2 * kv_heads, head_dim)
         self.caches: list[Tensor] = [_zeros(shape, dtype, device) for _ in range(layers)]
         self._keys: list[Tensor] = [cache[:, :kv_heads] for cache in self.caches]

@@ -74,7 +74,7 @@ def query_mask(
 
 
 def rope_tables(
-    inv_freq: Float[Tensor, "half"], length: int, attention_scale: float, dtype: torch.dtype, device: torch.device
+    inv_freq: Float[Tensor, " half"], length: int, attention_scale: float, dtype: torch.dtype, device: torch.device
 ) -> tuple[Float[Tensor, "L 1 head_dim"], Float[Tensor, "L 1 head_dim"]]:
     """Cosines and signed sines for positions 0..length-1, computed in float32 as transformers does."""
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inv_freq[None, :].float()

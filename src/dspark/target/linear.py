@@ -25,7 +25,7 @@ LinearFactory = Callable[[Tensor, Tensor | None], Linear]
 class PlainLinear:
     """Weights as they are: fp32/fp64 on CPU, bf16/fp16 on CUDA."""
 
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None):
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None):
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: Float[Tensor, "T in"]) -> Float[Tensor, "T out"]:
@@ -35,7 +35,7 @@ class PlainLinear:
 class Fp16PackedLinear:
     """FBGEMM: fp16 weights, fp32 arithmetic; half the memory traffic of fp32."""
 
-    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, "out"] | None = None):
+    def __init__(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None = None):
         if weight.dtype != torch.float16 and (largest := weight.abs().max().item()) > FP16_MAX:
             raise ModelError(
                 f"A weight of {largest:.3g} does not fit float16 (at most {FP16_MAX:.0f}); use --dtype float32."

@@ -1,0 +1,229 @@
+"""The training loop: batches in pieces, AdamW on float32 masters, saves, resume."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspark.data import Corpus
+from dspark.drafter import Drafter, DrafterConfig, build_drafter, save_drafter, with_weights
+from dspark.errors import TrainError
+from dspark.target import Target
+from dspark.target.linear import PlainLinear, linear_factory
+from dspark.train.anchors import BatchPlan
+from dspark.train.features import FeatureStore
+from dspark.train.forward import Slots, chunk_slots, chunk_sums
+from dspark.train.losses import OUTSIDE, LossSums, denominators, total_loss
+from dspark.train.settings import TrainSettings, learning_rate
+from dspark.train.state import check_same_run, read_state, write_state
+
+MOST_SKIPS = 8  # steps in a row without finite gradients before a run is given up
+_BETAS, _EPS = (0.9, 0.95), 1e-8
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimiser step. Losses are means over the batch's weights; `agreement` is the mean of 1 - L1 / 2."""
+
+    step: int  # steps done, this one included
+    blocks: int  # seen since the run began
+    loss: float
+    ce: float
+    l1: float
+    bce: float
+    agreement: float
+    grad_norm: float
+    lr: float
+    skipped: bool  # its gradients were not finite, so the weights stayed
+
+
+class Trainer:
+    """Owns the weights of one run. The step counter, weights and optimiser state are all that changes."""
+
+    def __init__(
+        self,
+        target: Target,
+        corpus: Corpus,
+        config: DrafterConfig,
+        tensors: dict[str, Tensor],
+        settings: TrainSettings,
+        cache_bytes: float,
+    ):
+        device = target.decoder.device
+        self.target, self.corpus, self.config, self.settings = target, corpus, config, settings
+        self.step = self.blocks = self.skipped = self._skips_in_a_row = 0
+        self.seconds = 0.0  # of all processes of the run
+        self.tensors = {name: t.detach().to(device).clone() for name, t in tensors.items()}
+        self.weights = {name: t.requires_grad_() for name, t in self.tensors.items() if t.is_floating_point()}
+        frozen = build_drafter(config, self.tensors, target.decoder, PlainLinear, share_head=False)
+        vocabulary = frozen.vocabulary
+        draft_ids = torch.arange(config.vocab_size, device=device) if vocabulary is None else vocabulary.ids
+        self._head_rows = target.decoder.head_weight.to(device)[draft_ids].float()
+        self._frozen = replace(frozen, lm_head=PlainLinear(self._head_rows))  # float32, whatever the target has
+        self._to_draft = torch.full((config.vocab_size,), OUTSIDE, device=device)
+        self._to_draft[draft_ids] = torch.arange(draft_ids.shape[0], device=device)
+        self.plan = BatchPlan(
+            corpus.prompt_lens,
+            [corpus.length(i) for i in range(len(corpus))],
+            settings.batch_blocks,
+            settings.chunk_blocks,
+            settings.seed,
+        )
+        if not self.plan.num_anchors:
+            raise TrainError("No response has two tokens or more, so there is nothing to learn; give longer responses.")
+        self._positions = max(map(corpus.length, range(len(corpus)))) + config.block_size
+        self.store = FeatureStore(target.decoder, config.target_layer_ids, corpus, cache_bytes)
+        self._optimizer = _optimizer(self.weights, settings)
+
+    def gradients(self, step: int) -> tuple[dict[str, float], int]:
+        """Fill the weights' gradients for the batch of `step`, piece by piece; its mean losses and number of blocks.
+
+        Pieces divide by the weights of the whole batch, so the result does not depend on how it is cut.
+        """
+        chunks = self.plan.batch(step)
+        slots = [self._slots(chunk.sequence, chunk.anchors) for chunk in chunks]
+        over = denominators(torch.cat([s.weights for s in slots]), torch.cat([s.labels for s in slots]))
+        self._optimizer.zero_grad(set_to_none=True)
+        ce = l1 = bce = 0.0
+        for chunk, one in zip(chunks, slots, strict=True):
+            drafter = with_weights(self._frozen, self.tensors, self._positions)
+            sums: LossSums = chunk_sums(drafter, self.store[chunk.sequence], one, self._head_rows)
+            torch.autograd.backward(total_loss(sums, over))
+            ce, l1, bce = ce + sums.ce.item(), l1 + sums.l1.item(), bce + sums.bce.item()
+        means = {"ce": ce / max(over.labelled, 1e-12), "l1": l1 / over.all, "bce": bce / over.all}
+        return means, sum(len(chunk.anchors) for chunk in chunks)
+
+    def plan_steps(self, steps: int) -> None:
+        """Set the length of a run that has not begun."""
+        assert self.step == 0
+        self.settings = replace(self.settings, steps=steps)
+
+    def clear_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
+        """Steps from where the run stands to its end, or until `should_stop`.
+
+        Raises:
+            TrainError: gradients were not finite `MOST_SKIPS` times in a row.
+        """
+        while self.step < self.settings.steps and not should_stop():
+            yield self._one_step()
+
+    def _one_step(self) -> StepReport:
+        began = time.perf_counter()
+        means, blocks = self.gradients(self.step)
+        lr = learning_rate(self.step, self.settings)
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip))
+        finite = math.isfinite(norm)
+        if finite:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+        self._count_skip(not finite, norm)
+        self.step += 1
+        self.blocks += blocks
+        self.seconds += time.perf_counter() - began
+        loss = 0.1 * means["ce"] + 0.9 * means["l1"] + means["bce"]
+        return StepReport(
+            self.step, self.blocks, loss, **means, agreement=1 - means["l1"] / 2, grad_norm=norm, lr=lr,
+            skipped=not finite,
+        )  # fmt: skip
+
+    def _count_skip(self, skipped: bool, norm: float) -> None:
+        self.skipped += skipped
+        self._skips_in_a_row = self._skips_in_a_row + 1 if skipped else 0
+        if self._skips_in_a_row >= MOST_SKIPS:
+            raise TrainError(
+                f"The gradients were not finite (norm {norm}) in {MOST_SKIPS} steps in a row, the last one step "
+                f"{self.step + 1}; start another --out with a lower --lr and --init-from this run."
+            )
+
+    def _slots(self, sequence: int, anchors: tuple[int, ...]) -> Slots:
+        device = self.target.decoder.device
+        return chunk_slots(
+            self.corpus.sequence(sequence).to(device),
+            self.corpus.prompt_lens[sequence],
+            torch.tensor(anchors, device=device),
+            self.config.block_size,
+            self.settings.decay,
+            self._to_draft,
+        )
+
+    # Saving -----------------------------------------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """What a saved run must share with this one to go on."""
+        return {
+            "settings": self.settings.to_dict() | {"mask_token_id": self.config.mask_token_id},
+            "data": self.corpus.digest(),
+            "target": self.target.fingerprint.weights,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the state, then the drafter in float16.
+
+        Raises:
+            TrainError: the disk does not take it.
+        """
+        state = {
+            **self.identity(),
+            "config": self.config.to_dict(),
+            "step": self.step,
+            "blocks": self.blocks,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+            "tensors": {name: t.detach().cpu() for name, t in self.tensors.items()},
+            "optimizer": self._optimizer.state_dict(),
+        }
+        write_state(folder, state)
+        try:
+            save_drafter(folder, self.config, self.half_tensors())
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise TrainError(f"The drafter cannot be written to {folder} ({reason}); free some space there.") from None
+
+    def resume(self, folder: Path) -> bool:
+        """Take over the state saved in `folder`; whether there was one.
+
+        Raises:
+            TrainError: damaged, or of a run with other settings, data or target.
+        """
+        state = read_state(folder)
+        if state is None:
+            return False
+        check_same_run(folder, state, self.identity())
+        if "d2t" in self.tensors and not torch.equal(self.tensors["d2t"].cpu(), state["tensors"]["d2t"]):
+            raise TrainError(f"The run in {folder} has another draft vocabulary; resume with the --init-from it had.")
+        with torch.no_grad():
+            for name, tensor in state["tensors"].items():
+                self.tensors[name].copy_(tensor)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step, self.blocks, self.skipped = state["step"], state["blocks"], state["skipped"]
+        self.seconds = state["seconds"]
+        return True
+
+    def half_tensors(self) -> dict[str, Tensor]:
+        """The weights as they are stored and served."""
+        return {n: t.detach().half() if t.is_floating_point() else t for n, t in self.tensors.items()}
+
+    def served(self, dtype: str) -> Drafter:
+        """The drafter as an engine would load it, linears packed for `dtype` (a resolved name)."""
+        make = linear_factory(dtype, self.target.decoder.device)
+        return build_drafter(self.config, self.half_tensors(), self.target.decoder, make)
+
+
+def _optimizer(weights: dict[str, Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
+    # Markov rows are embeddings, most without a gradient in a step: decay would only wear them off.
+    decays = [t for name, t in weights.items() if t.dim() == 2 and "markov_head.markov" not in name]
+    others = [t for name, t in weights.items() if t.dim() != 2 or "markov_head.markov" in name]
+    groups = [
+        {"params": decays, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=_BETAS, eps=_EPS, fused=True)
