@@ -132,12 +132,12 @@ def section_lookup(bench: Bench) -> None:
     """Lookup with fixed:4 against plain, by kind of text, in fast and in exact mode."""
     modes = [bench.mode("plain"), bench.mode("lookup", lookup=True), bench.mode("plain again")]
     modes.append(bench.mode("lookup, exact", "exact", lookup=True))
-    groups = bench.prompts("code", "math", "chat", "copy")
+    groups = bench.prompts(*bench.args.kinds.split(","))
     cells = bench.run(modes, groups)
-    usual = [c for c in cells if c.group != "copy"]
     print("### Lookup, fixed:4, one stream\n")
-    table(usual, [m.name for m in modes], "plain", ["code", "math", "chat"])
-    table([c for c in cells if c.group == "copy"], [m.name for m in modes], "plain", ["copy"])
+    usual = [kind for kind in groups if kind != "copy"]
+    for kinds in filter(None, (usual, [kind for kind in groups if kind == "copy"])):
+        table([c for c in cells if c.group in kinds], [m.name for m in modes], "plain", kinds)
 
 
 def section_host(bench: Bench) -> None:
@@ -191,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="comma-separated")
     parser.add_argument("--prompts", type=int, default=3, help="prompts a kind")
+    parser.add_argument("--kinds", default="code,math,chat,copy", help="kinds of text of section lookup")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cells", type=Path, default=Path("runs/decode-cells.jsonl"))
