@@ -17,6 +17,7 @@ from dspark.drafter import DrafterConfig, random_drafter
 from dspark.engine import Engine
 from dspark.engine.dspark_proposer import DsparkProposer
 from dspark.engine.lookup import LookupProposer
+from dspark.engine.model_proposer import ModelProposer
 from dspark.engine.proposer import NoneProposer, StatelessProposer, point_masses
 from dspark.measure import WORKLOADS, differences, kernel_noise
 from dspark.target import load_target
@@ -112,7 +113,9 @@ def main() -> None:
             params = make_params(args.tokens)
             print(f"{name}, {mode}", file=sys.stderr)
             plain = decode(target, NoneProposer(), prompts, params, args.batch)
-            proposers = [LookupProposer(), PartlyRight(prompts, plain)] + ([hopeless(target)] if exact else [])
+            proposers = [LookupProposer(), PartlyRight(prompts, plain)] + (
+                [hopeless(target), ModelProposer(target, target)] if exact else []
+            )
             for proposer in proposers:
                 ours = decode(target, proposer, prompts, params, args.batch)
                 found += report(f"{name}, {mode}, {proposer.name}", target, prompts, plain, ours, params)
@@ -125,7 +128,7 @@ def main() -> None:
     for d in found:
         kind = "tie" if d.is_tie else "FAULT"
         print(f"\n{kind}: prompt {d.prompt} at token {d.position}: gap {d.gap:.2g}, noise {d.noise:.2g}")
-    print(f"\nKernel noise in fast mode: {kernel_noise(target, prompts[0]):.2g} (logits, first prompt)")
+    print(f"\nKernel noise in {name} mode: {kernel_noise(target, prompts[0]):.2g} (logits, first prompt)")
     sys.exit(any(not d.is_tie for d in found))
 
 

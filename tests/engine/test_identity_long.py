@@ -16,4 +16,4 @@ def test_sixty_answers_equal_plain_decoding_in_every_setting():
     run = subprocess.run([sys.executable, SCRIPT, "--transformers", "0"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     exact = [line for line in run.stdout.splitlines() if line.startswith("| exact")]
-    assert len(exact) == 6 and all(line.endswith("| 0 | 0 |") for line in exact)
+    assert len(exact) == 8 and all(line.endswith("| 0 | 0 |") for line in exact)
