@@ -69,6 +69,7 @@ class RowRecord:
     truncated: int
     prefill: int = 0  # prompt tokens run in this step
     slot_accepted: tuple[bool, ...] = ()  # per verified slot
+    confidence: tuple[float, ...] = ()  # per verified slot, as the drafter says it; empty without a confidence head
 
 
 @dataclass(frozen=True)

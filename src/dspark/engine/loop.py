@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -134,11 +135,12 @@ class DecodeLoop:
     def _record(
         self, rows: Sequence[Row], commits: dict[int, Commit], draft: Draft, context: int, times: StepTimes
     ) -> StepRecord:
-        sources = iter(draft.sources)
+        confidences = repeat([]) if draft.confidence is None else draft.confidence.tolist()
+        drafts = zip(draft.sources, confidences, strict=False)
         records = []
         for row in rows:
-            source = next(sources, "none") if row.samples else "none"
-            record = _row_record(row, commits.get(row.request.id), source)
+            source, confidence = next(drafts, ("none", [])) if row.samples else ("none", [])
+            record = _row_record(row, commits.get(row.request.id), source, confidence)
             row.request.stats.add(record, times)
             records.append(record)
         self._steps += 1
@@ -175,7 +177,7 @@ def _streams(rows: Sequence[Row]) -> Streams:
     )
 
 
-def _row_record(row: Row, commit: Commit | None, source: str) -> RowRecord:
+def _row_record(row: Row, commit: Commit | None, source: str, confidence: Sequence[float]) -> RowRecord:
     drafted = len(row.draft_ids)
     accepted = commit.num_accepted if commit else 0
     return RowRecord(
@@ -188,6 +190,7 @@ def _row_record(row: Row, commit: Commit | None, source: str) -> RowRecord:
         truncated=commit.truncated if commit else 0,
         prefill=len(row.tokens) if row.prefill else 0,
         slot_accepted=tuple(slot < accepted for slot in range(drafted)),
+        confidence=tuple(confidence[:drafted]),
     )
 
 
