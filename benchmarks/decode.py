@@ -69,7 +69,9 @@ class Bench:
 
     def mode(self, name: str, target: str = "fast", lookup: bool = False, at_once: int = 1) -> Mode:
         proposer = LookupProposer() if lookup else NoneProposer()
-        engine = Engine(self.targets[target], proposer, EngineConfig(policy="fixed:4", max_batch=at_once))
+        # Rounds repeat their prompts: a cache would leave later rounds nothing to prefill.
+        config = EngineConfig(policy="fixed:4", max_batch=at_once, prefix_cache=False)
+        engine = Engine(self.targets[target], proposer, config)
         if at_once > 1:
             return Mode(name, lambda prompts: [o.token_ids for o in engine.generate(prompts, self.params)])
         return Mode(name, lambda prompts: [engine.generate([p], self.params)[0].token_ids for p in prompts])
@@ -146,7 +148,7 @@ def section_host(bench: Bench) -> None:
     print("| --- | --- | --- | --- | --- |")
     prompts = [group[0] for group in bench.prompts("code", "math", "chat").values()]
     for name, proposer in (("plain", NoneProposer()), ("lookup", LookupProposer())):
-        engine = Engine(bench.targets["fast"], proposer, EngineConfig())
+        engine = Engine(bench.targets["fast"], proposer, EngineConfig(prefix_cache=False))
         times = []
         engine.listeners.append(lambda r, times=times: times.append(r.times) if not r.rows[0].prefill else None)
         engine.generate(prompts[0], bench.params)

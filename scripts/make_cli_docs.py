@@ -22,9 +22,15 @@ with status 130 and keeps what was printed. Answers go to standard output, every
 def page() -> str:
     """The content of docs/cli.md."""
     group: Any = typer.main.get_command(app)
-    parts = [INTRODUCTION, _section("dspark", group)]
-    parts += [_section(f"dspark {name}", command) for name, command in group.commands.items()]
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *_sections("dspark", group)])
+
+
+def _sections(title: str, command: Any) -> list[str]:
+    """A command's section, then those of the commands in it."""
+    parts = [_section(title, command)]
+    for name, inner in getattr(command, "commands", {}).items():
+        parts += _sections(f"{title} {name}", inner)
+    return parts
 
 
 def _section(title: str, command: Any) -> str:

@@ -10,14 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspark.config import SamplingParams
+    from dspark.config import Grammar, SamplingParams
     from dspark.engine import Engine
     from dspark.errors import DsparkError
 
 __version__ = "0.1.0"
-__all__ = ["DsparkError", "Engine", "SamplingParams", "__version__"]
+__all__ = ["DsparkError", "Engine", "Grammar", "SamplingParams", "__version__"]
 
-_HOMES = {"DsparkError": "dspark.errors", "Engine": "dspark.engine", "SamplingParams": "dspark.config"}
+_HOMES = {
+    "DsparkError": "dspark.errors",
+    "Engine": "dspark.engine",
+    "Grammar": "dspark.config",
+    "SamplingParams": "dspark.config",
+}
 
 
 def __getattr__(name: str) -> Any:

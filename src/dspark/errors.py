@@ -29,5 +29,9 @@ class DataError(DsparkError):
     """A token file is missing, damaged, or was made by another target."""
 
 
+class ProfileError(DsparkError):
+    """A cost profile is missing, damaged, or was measured elsewhere."""
+
+
 class TrainError(DsparkError):
     """A training run cannot start, resume or go on."""

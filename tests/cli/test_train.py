@@ -1,6 +1,7 @@
 """`dspark train`: from a packed file to a drafter folder, resumed, interrupted, and refused in one sentence."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -83,6 +84,74 @@ def test_the_estimate_starts_nothing(train, tmp_path):
     assert not out.exists()
 
 
+def test_estimate_takes_the_same_command_line(run, train, model, data, tmp_path):
+    """Also without --out, with the same numbers of data, memory and disk; nothing is written."""
+    common = ["--target", model, "--dtype", "float32", *SMALL, *QUICK, "--steps", "7", "--data", str(data)]
+    without = run("estimate", *common)
+    assert without.code == 0, without.err
+    beside = run("estimate", *common, "--out", str(tmp_path / "run"))
+    flagged = train("--steps", "7", "--estimate")
+
+    def fixed(result):
+        kept = [line for line in result.err.splitlines() if not line.startswith(("speed", "time"))]
+        return [line.split() for line in kept]
+
+    assert fixed(without) == fixed(beside) == fixed(flagged)
+    assert any(line[:2] == ["steps", "7"] for line in fixed(without)) and not (tmp_path / "run").exists()
+
+
+def test_estimate_of_a_saved_run_leaves_it_alone(run, train, tmp_path):
+    out = tmp_path / "run"
+    assert train("--steps", "3", "--out", str(out)).code == 0
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    left = train("--out", str(out), "--resume", "--estimate")
+    assert left.code == 0 and "0 from step 3" in left.err
+    other = train("--steps", "9", "--out", str(out), "--estimate")
+    assert other.code == 0 and "9 from step 0" in other.err
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_features_on_disk_serve_the_next_run(train, tmp_path):
+    args = ("--steps", "2", "--cache-dir", str(tmp_path / "features"))
+    first = train(*args, "--out", str(tmp_path / "a"))
+    assert first.code == 0 and "features 0.00 GB in --cache-dir" in first.err
+    assert list((tmp_path / "features").rglob("*.safetensors"))
+    assert train(*args, "--out", str(tmp_path / "b")).code == 0
+    assert same_weights(read_tensors(tmp_path / "a"), read_tensors(tmp_path / "b"))
+
+
+def test_going_on_takes_the_drafters_sizes(run, train, model, data, tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    assert train("--steps", "2", "--out", str(first), "--layers", "2", "--head", "gated").code == 0
+    (first / "state.pt").unlink()  # as a shipped folder
+    common = ["--target", model, "--dtype", "float32", *QUICK, "--steps", "1", "--data", str(data)]
+    result = run("train", *common, "--init-from", str(first), "--out", str(second))
+    assert result.code == 0, result.err
+    assert (second / "config.json").read_text() == (first / "config.json").read_text()
+    against = run("train", *common, "--init-from", str(first), "--out", str(tmp_path / "c"), "--layers", "1")
+    assert against.code == 2
+    assert_one_sentence(against.err.strip(), ["num_hidden_layers"])
+
+
+def test_warm_and_refined(train, tmp_path):
+    result = train("--steps", "2", "--warm-start", "--refine-prob", "0.5", "--out", str(tmp_path / "run"))
+    assert result.code == 0, result.err
+
+
+def test_a_run_needs_a_folder(train):
+    result = train("--steps", "1")
+    assert result.code == 2
+    assert_one_sentence(result.err.strip(), ["--out"])
+
+
+def test_a_full_disk_is_known_before_the_first_step(train, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    result = train("--steps", "1", "--out", str(tmp_path / "run"))
+    assert result.code == 2 and not (tmp_path / "run").exists()
+    assert_one_sentence(result.err.strip().splitlines()[-1], ["GB", "run"])
+
+
 def test_several_files_after_one_option(train, data, tmp_path):
     result = train("--steps", "1", "--out", str(tmp_path / "run"), "--estimate", files=[data, data])
     assert result.code == 0, result.err
@@ -102,6 +171,10 @@ def test_several_files_after_one_option(train, data, tmp_path):
         (["--kv-heads", "3"], ["num_kv_heads"]),
         (["--mask-token-id", "257"], ["257"]),
         (["--init-from", "/nowhere"], ["/nowhere"]),
+        (["--refine-prob", "1.5"], ["refine_prob"]),
+        (["--warm-start", "--layers", "9"], ["--layers"]),
+        (["--cache-dir-gb", "-1"], ["--cache-dir-gb"]),
+        (["--cache-dir", "/dev/null"], ["/dev/null", "--cache-dir"]),
     ],
 )
 def test_mistakes_are_one_line(train, tmp_path, args, names):

@@ -113,10 +113,10 @@ def bigram_proposer(target: Target, block_size: int = 6) -> DsparkProposer:
     """A drafter that knows what usually follows a token: right often, wrong often, at every slot."""
     config = drafter_config(target, markov_rank=VOCAB_SIZE, block_size=block_size)
     tensors = random_tensors(config, seed=5)
-    tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB_SIZE)
+    tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB_SIZE, dtype=target.decoder.dtype)
     tensors["markov_head.markov_w2.weight"] = bigram_logits(target).T.contiguous()
     tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], 0.02)  # the backbone hardly speaks
-    make = linear_factory("float32", CPU)
+    make = linear_factory(str(target.decoder.dtype).removeprefix("torch."), CPU)
     return DsparkProposer(build_drafter(config, tensors, target.decoder, make))
 
 

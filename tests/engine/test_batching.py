@@ -25,7 +25,7 @@ def test_more_requests_than_fit_wait_their_turn(kv_gb, at_once, target):
     engine.listeners.append(lambda record: running.append(len(record.rows)))
     outputs = engine.generate(prompts, s.seeded(1))
     assert [o.token_ids for o in outputs] == [e.token_ids for e in expected]
-    assert engine.loop.batcher.slots.free_slots == engine.loop.batcher.slots.capacity
+    assert engine.loop.batcher.free_slots == engine.loop.batcher.slots.capacity
     assert max(running) == at_once
 
 
@@ -77,7 +77,7 @@ def test_an_aborted_request_keeps_its_text_and_frees_its_slots(target):
     finish(engine)
     done = {c.output.request_id: c.output for c in chunks if c.output}
     assert done[second].token_ids == expected[1].token_ids
-    assert engine.loop.batcher.slots.free_slots == engine.loop.batcher.slots.capacity
+    assert engine.loop.batcher.free_slots == engine.loop.batcher.slots.capacity
 
 
 def test_closing_a_stream_aborts_its_request(target):
@@ -86,7 +86,7 @@ def test_closing_a_stream_aborts_its_request(target):
     next(stream)
     stream.close()
     assert engine.num_requests == 0
-    assert engine.loop.batcher.slots.free_slots == engine.loop.batcher.slots.capacity
+    assert engine.loop.batcher.free_slots == engine.loop.batcher.slots.capacity
 
 
 def test_streamed_chunks_add_up_to_the_output(target):

@@ -69,7 +69,8 @@ def drafter(folder, tmp_path):
 
 def test_drafter_of_this_target_loads_without_a_word(folder, drafter, caplog):
     with caplog.at_level(logging.WARNING, "dspark"):
-        assert engine(folder, drafter=str(drafter)).proposer.name == "dspark"
+        assert engine(folder, drafter=str(drafter)).proposer.name == "auto"
+        assert engine(folder, drafter=str(drafter), proposer="dspark").proposer.name == "dspark"
     assert not caplog.records
 
 
@@ -107,7 +108,7 @@ def test_auto_finds_the_drafter_of_this_target_and_passes_over_broken_ones(folde
     (shelf / "damaged").mkdir()
     (shelf / "damaged" / "config.json").write_text("{")
     with caplog.at_level(logging.WARNING, "dspark"):
-        assert engine(folder).proposer.name == "dspark"
+        assert engine(folder).proposer.name == "auto"
     assert "damaged" in caplog.text
     write_model(folder, seed=8)
     assert engine(folder).proposer.name == "lookup"

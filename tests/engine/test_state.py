@@ -79,7 +79,7 @@ def test_caches_equal_a_recompute_after_every_step(kind, chunk, deep_target, tmp
             engine.abort(ids[1])
             check(engine)
     assert engine.num_requests == 0
-    assert engine.loop.batcher.slots.free_slots == engine.loop.batcher.slots.capacity
+    assert engine.loop.batcher.free_slots == engine.loop.batcher.slots.capacity
 
 
 @torch.inference_mode()
@@ -119,13 +119,11 @@ def test_a_request_that_is_not_drafted_for_costs_no_drafter_pass(deep_target, mo
     blocks = count_calls(monkeypatch, Drafter, "block_pass")
     proposer = s.random_proposer(deep_target)
     engine = s.toy_engine(deep_target, proposer, policy="fixed:4")
-    wanted = engine.loop._draft_len
-    engine.loop._draft_len = lambda row: 0
-    engine.add(PROMPTS[0], s.seeded(2, max_tokens=30))
+    engine.add(PROMPTS[0], s.seeded(2, max_tokens=30), speculate=False)
     for _ in range(10):
         engine.step()
     assert appended == [] and blocks == []
-    engine.loop._draft_len = wanted
+    engine.loop.batcher.running[0].speculate = True
     engine.step()
     assert len(appended) == 1 and len(blocks) == 1
     with torch.inference_mode():
@@ -136,14 +134,11 @@ def test_drafts_after_a_pause_are_those_without_one(deep_target):
     drafted = {}
     for paused in (False, True):
         engine = s.toy_engine(deep_target, s.random_proposer(deep_target), policy="fixed:4")
-        wanted = engine.loop._draft_len
-        engine.add(PROMPTS[0], s.greedy(max_tokens=30))
+        engine.add(PROMPTS[0], s.greedy(max_tokens=30), speculate=not paused)
         while (request := engine.loop.batcher.running[0] if engine.loop.batcher.running else None) is None or (
             len(request.output_ids) < 12
         ):
-            engine.loop._draft_len = (lambda row: 0) if paused else wanted
             engine.step()
-        engine.loop._draft_len = wanted
         rows = engine.loop.batcher.next_rows(4)
         from dspark.engine.loop import _streams
 

@@ -53,6 +53,27 @@ def test_an_unfinished_character_is_shown_as_it_decodes_when_the_answer_ends():
     assert "".join(pieces) == result.text == TOKENIZER.decode(ids)
 
 
+def test_only_the_unfinished_character_waits():
+    """A token may end one character, hold whole ones, and begin another: here each byte stands for such tokens."""
+    text = TextStream(HalfCharacters())
+    shown = []
+    for token_id in range(4):
+        text.push(token_id)
+        shown.append("".join(piece.text for piece in text.take()))
+    assert shown == ["a", "🙂b", "🙂c", "🙂d"]
+    text.finish()
+    assert text.text == "a🙂b🙂c🙂d�" and text.starts == [0, 1, 3, 5]
+
+
+class HalfCharacters:
+    """Every token ends a smile, says a letter and begins a smile."""
+
+    def decode(self, ids):
+        half = "🙂".encode()[:2], "🙂".encode()[2:]
+        raw = b"".join((half[1] if i else b"") + bytes([97 + i]) + half[0] for i in ids)
+        return raw.decode(errors="replace")
+
+
 def test_without_holding_back_part_of_a_stop_string_would_be_shown():
     """The wrong variant: showing all text at once."""
     text = TextStream(TOKENIZER, ["</end>"])

@@ -39,11 +39,11 @@ def test_a_long_sequence_in_several_passes(target):
     whole, _ = target.decoder.run(torch.tensor(ids), [PassRow(0, 0, 511)], target.decoder.new_pool(640))
     from dspark.train import features as module
 
-    before, module._PASS_TOKENS = module._PASS_TOKENS, 100
+    before, module.PASS_TOKENS = module.PASS_TOKENS, 100
     try:
         found = store(target, corpus)[0]
     finally:
-        module._PASS_TOKENS = before
+        module.PASS_TOKENS = before
     expected = target.decoder.logits(whole[5:-1]).logsumexp(-1)
     torch.testing.assert_close(found.log_z, expected, rtol=1e-3, atol=1e-3)
 

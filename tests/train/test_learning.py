@@ -72,9 +72,9 @@ def shift_previous(monkeypatch):
 def shift_context(monkeypatch):
     """The context ends one position late: the anchor's own feature tells what follows it."""
 
-    def shifted(drafter, features, slots, head_rows):
+    def shifted(drafter, features, *rest):
         moved = replace(features, taps=torch.cat((features.taps[1:], features.taps[-1:])))
-        return forward.chunk_sums(drafter, moved, slots, head_rows)
+        return forward.chunk_sums(drafter, moved, *rest)
 
     monkeypatch.setattr(trainer_module, "chunk_sums", shifted)
 

@@ -7,7 +7,14 @@ import torch
 
 from dspark.errors import DrafterError, SettingsError, TrainError
 from dspark.train import TrainSettings, learning_rate, new_trainer
-from dspark.train.start import bigram_head, choose_draft_vocab, choose_mask_id, special_ids, token_counts
+from dspark.train.start import (
+    bigram_head,
+    choose_draft_vocab,
+    choose_mask_id,
+    default_taps,
+    special_ids,
+    token_counts,
+)
 from tests.sentences import assert_one_sentence
 from tests.toy_models import BOS_ID, EOS_ID
 from tests.train.toys import make_corpus, toy_settings, toy_trainer
@@ -34,9 +41,14 @@ def test_the_mask_is_stored_and_served(target, corpus, tmp_path):
     assert drafter.warnings == ()
 
 
-@pytest.mark.parametrize("bad", ["used", "end"])
-def test_a_mask_with_another_meaning_is_refused(target, corpus, bad):
-    token = EOS_ID if bad == "end" else int(corpus.ids[0])
+@pytest.mark.parametrize("bad", ["used", "end", "pad"])
+def test_a_mask_with_another_meaning_is_refused(target, corpus, bad, monkeypatch):
+    token = {"end": EOS_ID, "pad": 251, "used": int(corpus.ids[0])}[bad]
+    special_id = type(target.tokenizer).special_id
+    monkeypatch.setattr(
+        type(target.tokenizer), "special_id", lambda self, role: 251 if role == "pad_token" else special_id(self, role)
+    )
+    assert 251 not in corpus.ids or bad != "pad"
     with pytest.raises(TrainError) as error:
         new_trainer(target, corpus, toy_settings(), mask_token_id=token)
     assert_one_sentence(error.value, [str(token)])
@@ -114,10 +126,21 @@ def test_settings_outside_their_range(name, value):
     assert_one_sentence(error.value, [name])
 
 
+@pytest.mark.parametrize("taps", [(0, 2), (-2, 0)])
+def test_taps_the_target_does_not_have(target, corpus, taps):
+    with pytest.raises(TrainError) as error:
+        toy_trainer(target, corpus, taps=taps)
+    assert_one_sentence(error.value, ["3 layers", "-1", "--taps"])
+
+
+def test_default_taps_are_spread_over_the_target():
+    assert default_taps(30) == (8, 18, 28)
+    assert default_taps(3) == (0, 1) and default_taps(2) == (0,) and default_taps(1) == (-1,)
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"taps": (0, 2)}, ["taps", "2"]),
         ({"taps": (1, 0)}, ["target_layer_ids"]),
         ({"kv_heads": 3}, ["num_kv_heads"]),
     ],

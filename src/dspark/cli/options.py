@@ -11,8 +11,13 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Alias (smollm2), Hugging Face folder, GGUF file or hub id.")]
 Drafter = Annotated[str, typer.Option(help="auto (the one made for this model, if any), none, or a drafter folder.")]
+CorpusTable = Annotated[
+    str, typer.Option(help="What lookup drafts from beside the text itself: auto (a table that fits), none or a file.")
+]
 Proposer = Annotated[str, typer.Option(help="Where drafts come from: auto, none, lookup, dspark or model:PATH.")]
-Policy = Annotated[str, typer.Option(help="How many tokens to draft: fixed:N.")]
+Policy = Annotated[
+    str, typer.Option(help="How much to draft and verify: fixed:N, length, history, threshold:c, scheduled, auto.")
+]
 System = Annotated[str | None, typer.Option(help="System message; default is the model's own.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to answer with.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]

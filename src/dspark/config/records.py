@@ -1,6 +1,7 @@
 """What crosses rooms in one step: drafts, verdicts, commits, and the record others read."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,6 +22,10 @@ class Draft:
     confidence: Float[Tensor, "B K"] | None = None
     sources: tuple[str, ...] = ()
     parents: Int[Tensor, "B K"] | None = None
+
+    def truncate(self, lens: Sequence[int]) -> "Draft":
+        """The same draft with rows of at most `lens` guesses."""
+        return replace(self, lens=tuple(min(pair) for pair in zip(self.lens, lens, strict=True)))
 
 
 @dataclass(frozen=True)

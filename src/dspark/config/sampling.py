@@ -1,13 +1,18 @@
 """How a request wants its tokens chosen and where it wants to stop."""
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from jaxtyping import Bool
+from torch import Tensor
+
 from dspark.errors import SettingsError
 
 MAX_LOGPROBS = 50
+GRAMMARS = ("json_object", "json_schema", "regex", "lark")
 
 
 def _check(ok: bool, name: str, value: object, allowed: str) -> None:
@@ -21,6 +26,40 @@ def _is_number(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match, from its first character to its last. `text` is a JSON schema, a regular expression
+    or a grammar in Lark's notation; `json_object` has none.
+
+    Raises:
+        SettingsError: unknown kind, or a text where none belongs or none where one does.
+    """
+
+    kind: str
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.kind in GRAMMARS, "grammar kind", self.kind, "one of " + ", ".join(GRAMMARS))
+        _check(isinstance(self.text, str), "grammar text", self.text, "a text")
+        wanted = "nothing" if self.kind == "json_object" else f"a {self.kind.replace('_', ' ')}"
+        _check(bool(self.text.strip()) == (self.kind != "json_object"), "grammar text", self.text, wanted)
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls("json_object")
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
+        """JSON that a schema (its text, or the parsed object) validates; keys come in the schema's order."""
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"The JSON schema holds something that is not JSON ({error}); remove it.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +79,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output only
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Collection[int] | None = None
+    grammar: Grammar | None = None  # the answer ends when it is complete
     min_tokens: int = 0  # end tokens are impossible before this many output tokens
     max_tokens: int | None = 256  # None = up to the context limit
     stop: Sequence[str] = ()
@@ -81,6 +121,7 @@ class SamplingParams:
             allowed,
             "None or at least one token id",
         )
+        _check(self.grammar is None or isinstance(self.grammar, Grammar), "grammar", self.grammar, "None or a Grammar")
         _check(whole(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         limit = self.max_tokens
         _check(limit is None or (whole(limit) and limit >= 1), "max_tokens", limit, "1 or more, or None")
@@ -131,4 +172,5 @@ class SlotRule:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     end_ids: Sequence[int] = ()  # ids that end the request, impossible before min_tokens
-    allowed_ids: Collection[int] | None = None  # grammar mask of this slot, beside params.allowed_token_ids
+    allowed_ids: Collection[int] | None = None  # of this slot, beside params.allowed_token_ids
+    mask: Bool[Tensor, " V"] | None = None  # what the grammar allows in this slot, beside both

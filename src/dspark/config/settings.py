@@ -30,16 +30,19 @@ class EngineConfig:
     drafter: str = "auto"  # "auto" = the one that fits the target's fingerprint, "none", or a folder
     proposer: str = "auto"
     policy: str = "fixed:4"
+    profile: str = "auto"  # what passes cost here: "auto" = cached, or measured when first needed; "none", or a file
+    guard: bool = True  # policies that look for what pays (history, scheduled, auto) may pause drafting
     acceptance: str = "auto"  # auto: `coupled` for requests with a seed, else `rejection`
     device: str = "auto"
     dtype: str = "auto"  # cpu: float16 weights with float32 arithmetic; cuda: bfloat16
     exact: bool = False  # bitwise the same numbers whatever shares the pass
     kv_gb: float = 1.0
+    prefix_cache: bool = True  # what ended requests have cached stays for prompts that begin alike
     max_batch: int = 32
     max_pass_tokens: int = 512
     context: int | None = None  # None = the model's own limit
     threads: int | None = None
-    corpus_table: str | None = None
+    corpus_table: str = "auto"  # of `lookup`: "auto" = one counted with this tokenizer, if any; "none", or a file
 
     def __post_init__(self) -> None:
         if not self.proposer.startswith(MODEL_PROPOSER):
@@ -53,6 +56,11 @@ class EngineConfig:
         if self.drafter not in ("auto", "none") and not uses_drafter:
             raise SettingsError(
                 f"drafter is {self.drafter!r} and proposer is {self.proposer!r}, which uses none; "
+                "leave one of them out."
+            )
+        if self.corpus_table not in ("auto", "none") and self.proposer not in ("auto", "lookup"):
+            raise SettingsError(
+                f"corpus_table is {self.corpus_table!r} and proposer is {self.proposer!r}, which uses none; "
                 "leave one of them out."
             )
         if self.drafter == "none" and self.proposer == "dspark":

@@ -157,6 +157,19 @@ def read_packed(path: Path, vocab_size: int, context: int, target: Fingerprint |
     return corpus.with_notes(*notes)
 
 
+def read_provenance(path: Path) -> Provenance | None:
+    """What a packed file says about its origin; None if it says nothing.
+
+    Raises:
+        DataError: as `read_packed`, of the parts that are read here.
+    """
+    stored = _load(path).get("provenance")
+    if stored is None:
+        return None
+    made_by, values = _parse_provenance(path, stored)
+    return Provenance(made_by, values.get("sampling", {}))
+
+
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -216,17 +229,7 @@ def _check_provenance(path: Path, stored: np.ndarray | None, target: Fingerprint
     """Notes about where the file's text comes from."""
     if stored is None:
         return [f"{path} does not say which target wrote it; make sure it was this one."]
-    try:
-        values = json.loads(str(stored))
-        version = values["format"]
-        made_by = Fingerprint.from_dict(values["target"])
-    except (ValueError, KeyError, TypeError, DrafterError):
-        raise DataError(f"{path} is damaged (its provenance cannot be read); make or copy it again.") from None
-    if version != FORMAT:
-        raise DataError(
-            f"{path} has format {version!r} and this version of dspark reads {FORMAT}; make the file again or install "
-            "the version that wrote it."
-        )
+    made_by, _ = _parse_provenance(path, stored)
     if target is None:
         return []
     if made_by.tokenizer != target.tokenizer:
@@ -240,6 +243,21 @@ def _check_provenance(path: Path, stored: np.ndarray | None, target: Fingerprint
             "learns best from its own target's text."
         ]
     return []
+
+
+def _parse_provenance(path: Path, stored: np.ndarray) -> tuple[Fingerprint, dict[str, Any]]:
+    try:
+        values = json.loads(str(stored))
+        version = values["format"]
+        made_by = Fingerprint.from_dict(values["target"])
+    except (ValueError, KeyError, TypeError, DrafterError):
+        raise DataError(f"{path} is damaged (its provenance cannot be read); make or copy it again.") from None
+    if version != FORMAT:
+        raise DataError(
+            f"{path} has format {version!r} and this version of dspark reads {FORMAT}; make the file again or install "
+            "the version that wrote it."
+        )
+    return made_by, values
 
 
 def write_packed(path: Path, corpus: Corpus, provenance: Provenance) -> None:

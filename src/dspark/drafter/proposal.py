@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dspark.config import Draft, SamplingParams, SlotRule, Streams
@@ -128,12 +128,18 @@ def _possible(rule: SlotRule, vocabulary: DraftVocabulary | None) -> bool:
     It depends on the tokens before this slot only, so ending a draft here is a plan rule `rejection` allows.
     """
     sets = [ids for ids in (rule.params.allowed_token_ids, rule.allowed_ids) if ids is not None]
-    if not sets:
-        return True
     forbidden = rule.end_ids if len(rule.output_ids) < rule.params.min_tokens else ()
+    if not sets:
+        return rule.mask is None or _leaves_any(rule.mask, forbidden, vocabulary)
     return any(
         token not in forbidden
         and (vocabulary is None or token in vocabulary.members)
         and all(token in other for other in sets[1:])
+        and (rule.mask is None or bool(rule.mask[token]))
         for token in sets[0]
     )
+
+
+def _leaves_any(mask: Bool[Tensor, " V"], forbidden: Sequence[int], vocabulary: DraftVocabulary | None) -> bool:
+    left = mask.index_fill(0, torch.tensor(list(forbidden), dtype=torch.long), False) if forbidden else mask
+    return bool((left if vocabulary is None else left[vocabulary.ids.to(left.device)]).any())

@@ -3,8 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from dspark.engine.prefix import PrefixCache, shared_length
 from dspark.engine.request import Request
-from dspark.target import PassRow, SlotRanges
+from dspark.target import PassRow
+
+WORTH_WAITING_FOR = 32  # prompt tokens; fewer cost less than the pass that is waited for
 
 
 @dataclass
@@ -16,6 +19,7 @@ class Row:
     samples: bool
     prefill: bool
     max_draft: int = 0  # draft tokens the pass has room for
+    source: str = "none"  # where its draft is to come from
     draft_ids: list[int] = field(default_factory=list)
 
     def pass_row(self) -> PassRow:
@@ -26,14 +30,20 @@ class Batcher:
     """Continuous batching: requests join when the pool has room for all their tokens, in order of arrival.
 
     Every decoding request is in every pass; what the pass has left after them and their drafts goes to prompt chunks.
+    What the prefix cache holds of a prompt is not run again, nor is what an earlier request is about to run.
     """
 
-    def __init__(self, slots: SlotRanges, max_batch: int, max_pass_tokens: int, slack: int):
-        self.slots = slots
+    def __init__(self, prefixes: PrefixCache, max_batch: int, max_pass_tokens: int, slack: int):
+        self.prefixes, self.slots = prefixes, prefixes.slots
         self._max_batch, self._max_pass_tokens = max_batch, max_pass_tokens
         self._slack = slack  # slots behind a request's last token that its proposer writes to
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+
+    @property
+    def free_slots(self) -> int:
+        """Slots no request owns: free ones, and those of kept prefixes, which go when their room is needed."""
+        return self.slots.free_slots + self.slots.size_of(prefix.start for prefix in self.prefixes.kept)
 
     def fits_ever(self, limit: int) -> bool:
         return self.slots.fits_when_empty(limit + self._slack)
@@ -52,28 +62,49 @@ class Batcher:
         rows = [Row(r, r.tokens(r.kv_len), samples=True, prefill=False, max_draft=drafts) for r in decoding]
         room = self._max_pass_tokens - len(rows) * (1 + drafts)
         for request in self.running:
-            if request.in_prefill and room > 0:
+            if request.in_prefill and room > 0 and not self._waits(request):
+                if _untouched(request):
+                    self.prefixes.extend(request, self.running)
                 chunk = request.prompt_ids[request.kv_len : request.kv_len + room]
                 room -= len(chunk)
                 ends_prompt = request.kv_len + len(chunk) == len(request.prompt_ids)
                 rows.append(Row(request, chunk, samples=ends_prompt, prefill=True))
         return rows
 
-    def remove(self, request: Request) -> None:
-        """Forget a request and free its slots, wherever it stands."""
-        if request.start >= 0:
+    def remove(self, request: Request) -> bool:
+        """Forget a request, wherever it stands; True when its cache range stays as a prefix, False when it is free."""
+        kept = request.start >= 0 and self.prefixes.keep(request)
+        if request.start >= 0 and not kept:
             self.slots.give_back(request.start)
-            request.start = -1
+        request.start = -1
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        return kept
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_batch:
-            start = self.slots.take(self.waiting[0].limit + self._slack)
-            if start is None:
+            request = self.waiting[0]
+            if not self.prefixes.admit(request, request.limit + self._slack, self.running):
                 return
-            request = self.waiting.popleft()
-            request.start = start
-            self.running.append(request)
+            self.running.append(self.waiting.popleft())
+
+    def _waits(self, request: Request) -> bool:
+        """Whether an earlier request is about to run most of this one's prompt, which is then copied from it."""
+        if not self.prefixes.enabled or not _untouched(request):
+            return False
+        left = len(request.prompt_ids) - request.kv_len
+        for earlier in self.running:
+            if earlier is request:
+                return False
+            shared = min(shared_length(earlier.prompt_ids, request.prompt_ids), len(request.prompt_ids) - 1)
+            saved = shared - request.kv_len
+            if earlier.in_prefill and earlier.kv_len < shared and saved >= max(WORTH_WAITING_FOR, left / 2):
+                return True
+        return False
+
+
+def _untouched(request: Request) -> bool:
+    """No pass has run any of its prompt yet: all it has was copied."""
+    return request.kv_len == request.stats.cached_tokens

@@ -8,8 +8,11 @@ from torch import Tensor
 from dspark.config import Draft, SlotRule, Streams
 from dspark.drafter import Drafter, propose_block
 from dspark.engine.batcher import Row
-from dspark.engine.proposer import no_draft, spread, streams_of
+from dspark.engine.prefix import Prefix
+from dspark.engine.proposer import Outlook, no_draft, spread, streams_of
 from dspark.engine.request import Request
+from dspark.schedule import Offer
+from dspark.schedule.calibration import Calibration
 from dspark.target import PassRow
 
 
@@ -22,8 +25,10 @@ class DsparkProposer:
 
     name = "dspark"
 
-    def __init__(self, drafter: Drafter):
-        self._drafter = drafter
+    def __init__(self, drafter: Drafter, calibration: Calibration | None = None):
+        self._drafter, self.calibration = drafter, calibration
+        self.most = drafter.config.block_size
+        self.shape: object = drafter.config
         self.taps = drafter.config.target_layer_ids
         self.slack = drafter.config.block_size
         config = drafter.config
@@ -33,6 +38,10 @@ class DsparkProposer:
 
     def open_pool(self, slots: int, device: torch.device) -> None:
         self._pool = self._drafter.new_pool(slots)
+
+    def offers(self, row: Row, outlook: Outlook) -> tuple[Offer, ...]:
+        confident = self._drafter.confidence is not None or self._drafter.token_free is not None
+        return (Offer(self.name, outlook.survival(self.name, self.most), True, confident, outlook.draft_cost),)
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
         lens = [min(n, self._drafter.config.block_size) for n in lens]
@@ -63,8 +72,20 @@ class DsparkProposer:
         self._waiting.setdefault(row.request.id, []).append(taps.clone())
 
     def release(self, request: Request) -> None:
-        self._waiting.pop(request.id, None)
-        self._context_len.pop(request.id, None)
+        self.forget(request.id)
+
+    def retire(self, request: Request) -> None:
+        pass
+
+    def adopt(self, request: Request, source: Prefix, length: int) -> None:
+        done = min(self._context_len.get(source.owner, 0), length)
+        self._pool.copy(source.start, request.start, done)
+        self._context_len[request.id] = done
+        self._waiting[request.id] = _first(self._waiting.get(source.owner, []), length - done)
+
+    def forget(self, owner: int) -> None:
+        self._waiting.pop(owner, None)
+        self._context_len.pop(owner, None)
 
     def _catch_up(self, requests: Sequence[Request]) -> None:
         rows, taps = [], []
@@ -77,3 +98,15 @@ class DsparkProposer:
                 taps += waiting
         if rows:
             self._drafter.append_context(torch.cat(taps), rows, self._pool)
+
+
+def _first(chunks: Sequence[Tensor], count: int) -> list[Tensor]:
+    """The first `count` positions of taps that came in chunks."""
+    taken: list[Tensor] = []
+    for chunk in chunks:
+        if count <= 0:
+            break
+        taken.append(chunk[:count])
+        count -= len(taken[-1])
+    assert count <= 0, "taps of committed positions are missing"
+    return taken

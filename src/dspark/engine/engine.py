@@ -3,19 +3,25 @@
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dspark.config import EngineConfig, SamplingParams, StepRecord
 from dspark.engine.batcher import Batcher
+from dspark.engine.grammar import Grammars
+from dspark.engine.guard import Guard
 from dspark.engine.loop import DecodeLoop
+from dspark.engine.prefix import PrefixCache
+from dspark.engine.profiling import load_or_measure, needs_costs
 from dspark.engine.proposer import NoneProposer, Proposer
 from dspark.engine.request import Chunk, Output, Request
+from dspark.engine.scheduler import Scheduler
 from dspark.engine.setup import build_proposer, check_request, context_limit, pick_device, pool_slots
 from dspark.engine.text import TextStream
 from dspark.errors import RequestError
-from dspark.schedule import parse_policy
+from dspark.schedule import CostCurves, Costs, check_policy, is_adaptive, parse_policy
 from dspark.target import SlotRanges, Target, load_target
 from dspark.verify import request_key
 
@@ -28,13 +34,30 @@ class Engine:
     Not thread-safe: one thread owns an engine.
     """
 
-    def __init__(self, target: Target, proposer: Proposer, config: EngineConfig):
+    def __init__(
+        self,
+        target: Target,
+        proposer: Proposer,
+        config: EngineConfig,
+        costs: Costs | None = None,
+    ):
+        """`costs` are measured ones of this machine; they may be missing.
+
+        Raises:
+            SettingsError: the policy plans by costs and there are none.
+        """
         self.target, self.proposer, self.config = target, proposer, config
         self.context = context_limit(config, target.spec.context)
         slots = pool_slots(config, target.decoder.kv_token_bytes + proposer.kv_token_bytes, self.context)
         proposer.open_pool(slots, target.decoder.device)
-        batcher = Batcher(SlotRanges(slots), config.max_batch, config.max_pass_tokens, proposer.slack)
-        self.loop = DecodeLoop(target, proposer, parse_policy(config.policy), batcher, target.decoder.new_pool(slots))
+        pool = target.decoder.new_pool(slots)
+        prefixes = PrefixCache(SlotRanges(slots), pool, proposer, config.prefix_cache)
+        batcher = Batcher(prefixes, config.max_batch, config.max_pass_tokens, proposer.slack)
+        curves = CostCurves(costs) if costs is not None else None
+        guard = Guard() if config.guard and is_adaptive(config.policy) else None
+        scheduler = Scheduler(parse_policy(config.policy, curves), proposer, curves, proposer.calibration, guard)
+        self.loop = DecodeLoop(target, proposer, scheduler, batcher, pool)
+        self.grammars = Grammars(target.tokenizer, target.spec.vocab_size, target.spec.eos_ids)
         self.listeners: list[Callable[[StepRecord], None]] = []
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -52,16 +75,30 @@ class Engine:
             DsparkError: the model, the drafter or a setting is wrong; one sentence says which and what to do.
         """
         config = EngineConfig.from_dict({"model": model, "drafter": drafter, **settings})
-        parse_policy(config.policy)  # before the slow part
+        check_policy(config.policy)  # before the slow part
         if config.threads:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        target = load_target(config.model, device, config.dtype, config.exact)
-        return cls(target, build_proposer(config, target), config)
+        return cls.over(load_target(config.model, device, config.dtype, config.exact), config)
+
+    @classmethod
+    def over(cls, target: Target, config: EngineConfig) -> "Engine":
+        """An engine on a loaded target, with a proposer of its own and whatever its plans need.
+
+        Raises:
+            DsparkError: as `from_pretrained`.
+        """
+        proposer = build_proposer(config, target)
+        costs = None
+        if needs_costs(config, proposer):
+            path = None if config.profile == "auto" else Path(config.profile).expanduser()
+            costs = load_or_measure(target, proposer, config, cls, path)
+        return cls(target, proposer, config, costs)
 
     def without_drafts(self) -> "Engine":
         """A plain engine on the same weights: the denominator of every ratio."""
-        return Engine(self.target, NoneProposer(), replace(self.config, proposer="none", drafter="none"))
+        plain = replace(self.config, proposer="none", drafter="none", corpus_table="none")
+        return Engine(self.target, NoneProposer(), plain)
 
     # Requests ---------------------------------------------------------------------------------------------------
 
@@ -111,9 +148,12 @@ class Engine:
         finally:
             self.abort(request_id)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
-        return self.target.tokenizer.encode(self.target.tokenizer.render_chat(messages), add_special_tokens=False)
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer; see `Tokenizer.render_chat`."""
+        text = self.target.tokenizer.render_chat(messages, tools=tools)
+        return self.target.tokenizer.encode(text, add_special_tokens=False)
 
     def add(
         self,
@@ -121,11 +161,13 @@ class Engine:
         params: SamplingParams,
         choice: int = 0,
         on_chunk: Callable[[Chunk], None] | None = None,
+        speculate: bool = True,
     ) -> int:
-        """Queue a request and return its id; `step` moves it on.
+        """Queue a request and return its id; `step` moves it on. `speculate=False`: nothing is proposed for this one.
 
         Raises:
-            RequestError: empty, too long for the context or for the cache, or naming ids outside the vocabulary.
+            RequestError: empty, too long for the context or for the cache, naming ids outside the vocabulary, or with a
+                grammar that cannot be compiled (see `Grammars.compile`, which may run beforehand in another thread).
         """
         ids = self.target.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         check_request(ids, params, self.target.spec.vocab_size, self.context)
@@ -140,9 +182,11 @@ class Engine:
         rule = self.config.acceptance
         coupled = params.seed is not None if rule == "auto" else rule == "coupled"
         text = TextStream(self.target.tokenizer, params.stop)
+        grammar = None if params.grammar is None else self.grammars.start(params.grammar, end_ids)
         request = Request(
-            self._next_id, ids, params, limit, end_ids, text, request_key(seed, choice), coupled, on_chunk
+            self._next_id, ids, params, limit, end_ids, text, request_key(seed, choice), coupled, on_chunk, grammar
         )
+        request.speculate = speculate
         self._next_id += 1
         self._requests[request.id] = request
         self.loop.batcher.waiting.append(request)
@@ -155,6 +199,13 @@ class Engine:
             return None
         request.finish_reason = "abort"
         return self._end(request)
+
+    def reset(self) -> None:
+        """After a step failed unexpectedly: end every request as aborted and keep nothing that is cached."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self.loop.take_finished()
+        self.loop.batcher.prefixes.clear()
 
     @property
     def num_requests(self) -> int:

@@ -11,17 +11,19 @@ from dspark.config import Commit, Draft, RowRecord, SlotRule, StepRecord, StepTi
 from dspark.engine.batcher import Batcher, Row
 from dspark.engine.proposer import Proposer
 from dspark.engine.request import Request, TokenLogprobs
+from dspark.engine.scheduler import Scheduler
 from dspark.errors import RequestError
-from dspark.schedule import Policy
 from dspark.target import KvPool, Target
 from dspark.verify import accept, processed_probs
+
+_NO_DRAFT: tuple[str, int, list[float]] = ("none", 0, [])
 
 
 class DecodeLoop:
     """Moves every running request on by one pass. Holds the target's cache; the proposer holds its own."""
 
-    def __init__(self, target: Target, proposer: Proposer, policy: Policy, batcher: Batcher, pool: KvPool):
-        self.target, self.proposer, self.policy, self.batcher = target, proposer, policy, batcher
+    def __init__(self, target: Target, proposer: Proposer, scheduler: Scheduler, batcher: Batcher, pool: KvPool):
+        self.target, self.proposer, self.scheduler, self.batcher = target, proposer, scheduler, batcher
         self._pool = pool
         self._device = target.decoder.device
         self._finished: list[Request] = []
@@ -31,14 +33,16 @@ class DecodeLoop:
     def step(self) -> StepRecord | None:
         """One pass; None when no request is waiting or running."""
         clock = _Clock(self._device)
-        rows = self.batcher.next_rows(self.policy.most)
+        rows = self.batcher.next_rows(self.scheduler.most)
         if not rows:
             return None
         sampling = [row for row in rows if row.samples]
         streams = _streams(sampling)
+        lens = self.scheduler.draft_lens(rows)
         clock.lap("host")
-        draft = self.proposer.propose(sampling, [self._draft_len(row) for row in sampling], streams)
+        drafted = self.proposer.propose(sampling, lens, streams)
         clock.lap("draft")
+        draft = drafted.truncate(self.scheduler.verify_lens(drafted))
         for row, ids, length in zip(sampling, draft.ids.tolist(), draft.lens, strict=True):
             row.draft_ids = ids[:length]
         context = max(row.request.kv_len for row in rows)
@@ -47,7 +51,9 @@ class DecodeLoop:
         commits = self._commit(sampling, draft, streams, logits)
         self._keep(rows, commits, taps, clock)
         clock.lap("host")
-        return self._record(rows, commits, draft, context, clock.times())
+        record = self._record(rows, commits, drafted, context, clock.times())
+        self.scheduler.observe(record)
+        return record
 
     def take_finished(self) -> list[Request]:
         """Requests that ended since the last call; the caller removes them."""
@@ -55,12 +61,12 @@ class DecodeLoop:
         return finished
 
     def remove(self, request: Request) -> None:
-        """Forget a request and free its slots."""
-        self.batcher.remove(request)
-        self.proposer.release(request)
-
-    def _draft_len(self, row: Row) -> int:
-        return min(row.max_draft, self.policy.draft_len(row.request.remaining))
+        """Forget a request; its cache stays as a prefix for others, or its slots are free."""
+        if self.batcher.remove(request):
+            self.proposer.retire(request)
+        else:
+            self.proposer.release(request)
+        self.scheduler.release(request)
 
     def _score(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None]:
         """The target's pass: logits [N, V] at every sampled position, and the taps of every token."""
@@ -123,7 +129,7 @@ class DecodeLoop:
             request.kv_len += kept
             if request.finish_reason:
                 self._finished.append(request)
-            else:
+            if request.error is None:  # a request that ends well may be the prefix of another
                 clock.lap("host")
                 self.proposer.observe(row, None if taps is None else taps[first : first + kept], kept)
                 clock.lap("draft")
@@ -133,14 +139,14 @@ class DecodeLoop:
             first += ran
 
     def _record(
-        self, rows: Sequence[Row], commits: dict[int, Commit], draft: Draft, context: int, times: StepTimes
+        self, rows: Sequence[Row], commits: dict[int, Commit], drafted: Draft, context: int, times: StepTimes
     ) -> StepRecord:
-        confidences = repeat([]) if draft.confidence is None else draft.confidence.tolist()
-        drafts = zip(draft.sources, confidences, strict=False)
+        confidences = repeat([]) if drafted.confidence is None else drafted.confidence.tolist()
+        drafts = zip(drafted.sources, drafted.lens, confidences, strict=False)
         records = []
         for row in rows:
-            source, confidence = next(drafts, ("none", [])) if row.samples else ("none", [])
-            record = _row_record(row, commits.get(row.request.id), source, confidence)
+            source, length, confidence = next(drafts, _NO_DRAFT) if row.samples else _NO_DRAFT
+            record = _row_record(row, commits.get(row.request.id), source, length, confidence)
             row.request.stats.add(record, times)
             records.append(record)
         self._steps += 1
@@ -177,20 +183,20 @@ def _streams(rows: Sequence[Row]) -> Streams:
     )
 
 
-def _row_record(row: Row, commit: Commit | None, source: str, confidence: Sequence[float]) -> RowRecord:
-    drafted = len(row.draft_ids)
+def _row_record(row: Row, commit: Commit | None, source: str, drafted: int, confidence: Sequence[float]) -> RowRecord:
+    verified = len(row.draft_ids)
     accepted = commit.num_accepted if commit else 0
     return RowRecord(
         request_id=row.request.id,
         source=source,
         drafted=drafted,
-        verified=drafted,
+        verified=verified,
         accepted=accepted,
         committed=len(commit.token_ids) if commit else 0,
         truncated=commit.truncated if commit else 0,
         prefill=len(row.tokens) if row.prefill else 0,
-        slot_accepted=tuple(slot < accepted for slot in range(drafted)),
-        confidence=tuple(confidence[:drafted]),
+        slot_accepted=tuple(slot < accepted for slot in range(verified)),
+        confidence=tuple(confidence[:verified]),
     )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dspark.config import Draft, SlotRule, Streams
 from dspark.engine.batcher import Row
+from dspark.engine.prefix import Prefix
 from dspark.engine.proposer import StatelessProposer, no_draft, streams_of
 from dspark.engine.request import Request
 from dspark.errors import DrafterError
@@ -19,6 +20,8 @@ CATCH_UP_TOKENS = 512  # per pass
 class ModelProposer(StatelessProposer):
     """Runs a small causal LM token by token, with its own cache at the same slots as the target's."""
 
+    drafter_pass = True
+
     def __init__(self, model: Target, target: Target):
         if model.fingerprint.tokenizer != target.fingerprint.tokenizer:
             raise DrafterError(
@@ -29,6 +32,7 @@ class ModelProposer(StatelessProposer):
         self._decoder = model.decoder
         self._vocab_size = target.spec.vocab_size
         self._context = model.spec.context
+        self.shape: object = model.spec
         self._valid: dict[int, int] = {}  # per request, cached positions that hold committed tokens
         self.kv_token_bytes = model.decoder.kv_token_bytes
 
@@ -66,7 +70,18 @@ class ModelProposer(StatelessProposer):
             self._valid[row.request.id] = min(self._valid[row.request.id], row.request.kv_len)
 
     def release(self, request: Request) -> None:
-        self._valid.pop(request.id, None)
+        self.forget(request.id)
+
+    def retire(self, request: Request) -> None:
+        pass
+
+    def adopt(self, request: Request, source: Prefix, length: int) -> None:
+        valid = min(self._valid.get(source.owner, 0), length)
+        self._pool.copy(source.start, request.start, valid)
+        self._valid[request.id] = valid
+
+    def forget(self, owner: int) -> None:
+        self._valid.pop(owner, None)
 
     def _slot_probs(self, logits: Tensor, rules: list[SlotRule]) -> Tensor:
         width = logits.shape[1]

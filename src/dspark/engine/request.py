@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dspark.config import Commit, RowRecord, SamplingParams, SlotRule, StepTimes
+from dspark.engine.grammar import GrammarState
 from dspark.engine.text import Piece, TextStream
 
 
@@ -20,9 +21,10 @@ class TokenLogprobs:
 class RequestStats:
     """Sums over one request's decoding steps; the token that ends the prompt's pass belongs to prefill.
 
-    committed = accepted + steps - truncated.
+    committed = accepted + steps - truncated. `cached_tokens` of the prompt were not run: the prefix cache had them.
     """
 
+    cached_tokens: int = 0
     steps: int = 0
     drafted: int = 0
     verified: int = 0
@@ -80,11 +82,17 @@ class Output:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added to a streamed answer; the last chunk carries the whole output."""
+    """What one step added to a streamed answer; the last chunk carries the whole output.
+
+    `logprobs` go with the text handed out so far: those of tokens held back wait, those of tokens cut off never come.
+    `offsets` say where in the whole text each of their tokens begins.
+    """
 
     pieces: tuple[Piece, ...]
     token_ids: tuple[int, ...]
     output: Output | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    offsets: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -108,6 +116,7 @@ class Request:
         key: int,
         coupled: bool,
         on_chunk: Callable[[Chunk], None] | None = None,
+        grammar: GrammarState | None = None,
     ):
         self.id = request_id
         self.prompt_ids = prompt_ids
@@ -119,6 +128,8 @@ class Request:
         self.key = key
         self.coupled = coupled
         self.on_chunk = on_chunk
+        self.grammar = grammar
+        self.speculate = True
         self.start = -1  # first pool slot, -1 while waiting
         self.kv_len = 0
         self.steps = 0
@@ -126,6 +137,7 @@ class Request:
         self.error: str | None = None
         self.logprobs: list[TokenLogprobs] = []
         self.stats = RequestStats()
+        self._logprobs_shown = 0
         self._plain_rule = SlotRule(params)
 
     @property
@@ -148,9 +160,13 @@ class Request:
     def slot_rule(self, draft_ids: list[int]) -> SlotRule:
         """The rule for the token after `draft_ids`, with the history of that slot where the parameters look at it."""
         p = self.params
-        if not (p.min_tokens or p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty):
+        mask = None
+        if self.grammar is not None and self.error is None:
+            mask = self.grammar.allowed(draft_ids)
+            self._check_grammar()
+        elif not (p.min_tokens or p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty):
             return self._plain_rule
-        return SlotRule(p, self.prompt_ids, self.output_ids + draft_ids, tuple(self.end_ids))
+        return SlotRule(p, self.prompt_ids, self.output_ids + draft_ids, tuple(self.end_ids), mask=mask)
 
     def commit(self, token_ids: list[int], num_accepted: int, drafted: int) -> Commit:
         """Append tokens one by one and stop exactly where plain decoding would."""
@@ -160,13 +176,21 @@ class Request:
             if not stopped:
                 may_stop = len(self.output_ids) >= self.params.min_tokens
                 stopped = self.text.push(token_id, _kind(i, num_accepted, drafted), may_stop)
+                if self.grammar is not None:
+                    stopped |= self.grammar.push(token_id)
+                    self._check_grammar()
             if stopped:
-                self.finish_reason = "stop"
+                self.finish_reason = self.finish_reason or "stop"
             elif self.num_tokens >= self.limit:
                 self.finish_reason = "length"
             if self.finish_reason:
                 return Commit(tuple(token_ids[: i + 1]), num_accepted, len(token_ids) - i - 1, self.finish_reason)
         return Commit(tuple(token_ids), num_accepted, 0)
+
+    def _check_grammar(self) -> None:
+        """A grammar that cannot be followed any further ends its own request, and no other."""
+        if self.grammar is not None and self.grammar.failure is not None:
+            self.error, self.finish_reason = self.grammar.failure, "error"
 
     def emit(self, output: Output | None = None, token_ids: tuple[int, ...] = ()) -> None:
         """Hand the caller what is new; with `output` it is the last time."""
@@ -174,7 +198,11 @@ class Request:
             return
         pieces = tuple(self.text.take(finished=output is not None))
         if pieces or token_ids or output:
-            self.on_chunk(Chunk(pieces, token_ids, output))
+            begin, end = self._logprobs_shown, min(self.text.shown_tokens, len(self.logprobs))
+            self._logprobs_shown = end
+            self.on_chunk(
+                Chunk(pieces, token_ids, output, tuple(self.logprobs[begin:end]), tuple(self.text.starts[begin:end]))
+            )
 
     def output(self) -> Output:
         return Output(

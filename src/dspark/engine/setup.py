@@ -8,12 +8,16 @@ from pathlib import Path
 import torch
 
 from dspark.artifacts import cache_dir
+from dspark.artifacts.calibration import read_calibration
 from dspark.config import EngineConfig, SamplingParams
 from dspark.config.settings import MODEL_PROPOSER
+from dspark.engine.auto_proposer import AutoProposer
 from dspark.engine.lookup import LookupProposer
 from dspark.engine.model_proposer import ModelProposer
 from dspark.engine.proposer import NoneProposer, Proposer
+from dspark.engine.tables import find_table
 from dspark.errors import DrafterError, RequestError, SettingsError
+from dspark.schedule.calibration import Calibration
 from dspark.target import Target, load_target
 from dspark.target.linear import resolve_dtype
 
@@ -66,11 +70,12 @@ def build_proposer(config: EngineConfig, target: Target) -> Proposer:
 
     Raises:
         DrafterError: the drafter asked for is missing, damaged or made for another tokenizer.
+        DataError: the same of the corpus table asked for.
     """
     if config.proposer == "none":
         return NoneProposer()
     if config.proposer == "lookup":
-        return LookupProposer()
+        return LookupProposer(find_table(config, target))
     if config.proposer.startswith(MODEL_PROPOSER):
         name = config.proposer.removeprefix(MODEL_PROPOSER)
         return ModelProposer(load_target(name, target.decoder.device, config.dtype), target)
@@ -80,9 +85,10 @@ def build_proposer(config: EngineConfig, target: Target) -> Proposer:
             f"There is no drafter for {target.name}; give one with --drafter FOLDER, or use --proposer lookup."
         )
     if folder is None:
-        logger.info("No drafter for %s: drafts come from n-gram lookup in the request's own text.", target.name)
-        return LookupProposer()
-    return _dspark(folder, config, target)
+        logger.info("No drafter for %s: drafts come from n-gram lookup.", target.name)
+        return LookupProposer(find_table(config, target))
+    neural = _dspark(folder, config, target)
+    return neural if config.proposer == "dspark" else AutoProposer(LookupProposer(find_table(config, target)), neural)
 
 
 def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
@@ -95,7 +101,12 @@ def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
     drafter = load_drafter(folder, target.decoder, target.fingerprint, resolve_dtype(config.dtype, device), pad)
     for warning in drafter.warnings:
         logger.warning(warning)
-    return DsparkProposer(drafter)
+    try:
+        stored = read_calibration(folder, target.fingerprint)
+    except DrafterError as error:  # plans are poorer without, text is the same
+        logger.warning("%s", error)
+        stored = None
+    return DsparkProposer(drafter, Calibration.from_table(stored.table) if stored else None)
 
 
 def _find_drafter(name: str, target: Target) -> Path | None:

@@ -1,5 +1,6 @@
 """Tokens to text as they come: never half a character, never part of a stop string."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,26 +30,36 @@ class TextStream:
         self._ids: list[int] = []
         self._window = 0  # ids before it no longer influence new text
         self._shown = 0  # ids whose text is in `text`
+        self._early = 0  # characters in `text` of the ids after them, which end in a part of a character
         self.text = ""
+        self.starts: list[int] = []  # per token pushed: where in `text` it begins, or the character it is part of
         self._pieces: list[Piece] = []
         self._emitted = 0  # characters of `text` handed out
 
     def push(self, token_id: int, kind: str = "plain", may_stop: bool = True) -> bool:
         """Add one token; True when its text completes a stop string (the text is then cut before it)."""
         self._ids.append(token_id)
+        self.starts.append(len(self.text))
         before = self._tokenizer.decode(self._ids[self._window : self._shown])
-        after = self._tokenizer.decode(self._ids[self._window :])
-        if after.endswith(REPLACEMENT):
-            return False  # a character is still incomplete
-        self._window, self._shown = self._shown, len(self._ids)
-        return self._append(after[len(before) :], kind, may_stop)
+        new = self._tokenizer.decode(self._ids[self._window :])[len(before) :]
+        whole = new.rstrip(REPLACEMENT)
+        fresh, self._early = whole[self._early :], len(whole)
+        if whole == new:  # no character is still incomplete
+            self._window, self._shown, self._early = self._shown, len(self._ids), 0
+        return self._append(fresh, kind, may_stop)
 
     def finish(self) -> None:
         """No more tokens come: an incomplete character is shown as it decodes."""
         if self._shown < len(self._ids):
             before = self._tokenizer.decode(self._ids[self._window : self._shown])
-            self._append(self._tokenizer.decode(self._ids[self._window :])[len(before) :], "plain", may_stop=False)
+            new = self._tokenizer.decode(self._ids[self._window :])[len(before) :]
+            self._append(new[self._early :], "plain", may_stop=False)
             self._shown = len(self._ids)
+
+    @property
+    def shown_tokens(self) -> int:
+        """Tokens of which something was handed out, and those before them."""
+        return bisect_left(self.starts, self._emitted)
 
     def take(self, finished: bool = False) -> list[Piece]:
         """The pieces that are safe to show now and were not handed out before."""
@@ -73,7 +84,7 @@ class TextStream:
         if not cuts:
             return False
         self.text = self.text[: min(cuts)]
-        self._ids, self._window, self._shown = [], 0, 0
+        self._ids, self._window, self._shown, self._early = [], 0, 0, 0
         return True
 
     def _held_back(self) -> int:

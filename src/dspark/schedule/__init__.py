@@ -1,5 +1,23 @@
 """How many draft tokens are worth verifying now? Pure functions and small policies."""
 
-from dspark.schedule.policy import FixedPolicy, Policy, parse_policy
+from dspark.schedule.costs import CostCurves, Costs
+from dspark.schedule.estimates import Estimates
+from dspark.schedule.parse import check_policy, is_adaptive, parse_policy
+from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, FixedPolicy, Offer, Policy, RowView, StepView
 
-__all__ = ["FixedPolicy", "Policy", "parse_policy"]
+__all__ = [
+    "MAX_DRAFT",
+    "NO_DRAFT",
+    "Choice",
+    "CostCurves",
+    "Costs",
+    "Estimates",
+    "FixedPolicy",
+    "Offer",
+    "Policy",
+    "RowView",
+    "StepView",
+    "check_policy",
+    "is_adaptive",
+    "parse_policy",
+]

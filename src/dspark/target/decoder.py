@@ -79,7 +79,7 @@ class Decoder:
         self._cos, self._sin = rope_tables(spec.inv_freq(), spec.context, 1.0, self.dtype, device)
         self._scale = spec.head_dim**-0.5
         # In exact mode, passes and attention calls are padded to these sizes.
-        self._sizes = linear_sizes(make, self.dtype) if exact else None
+        self._sizes = linear_sizes(make, self.dtype, spec.matrix_shapes()) if exact else None
         self._row_multiple = attention_multiple(spec.num_kv_heads, spec.head_dim, self.dtype) if exact else 1
 
     def new_pool(self, slots: int) -> KvPool:

@@ -5,6 +5,7 @@ a shorter length: what lies behind it is never read unmasked and is overwritten 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,15 @@ class KvPool:
         keys, values = self._keys[layer], self._values[layer]
         return keys.narrow(0, start, length).transpose(0, 1), values.narrow(0, start, length).transpose(0, 1)
 
+    def copy(self, source: int, start: int, length: int) -> None:
+        """Copy `length` slots from `source` on to `start` on; the two ranges may overlap."""
+        if not length or source == start:
+            return
+        overlap = abs(source - start) < length
+        for cache in self.caches:
+            taken = cache[source : source + length]
+            cache[start : start + length] = taken.clone() if overlap else taken
+
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost memory only where they are written (CPU); torch.zeros writes every page.
@@ -77,6 +87,10 @@ class SlotRanges:
     def free_slots(self) -> int:
         return sum(r.size for r in self._free)
 
+    def size_of(self, starts: Iterable[int]) -> int:
+        """Slots of the taken ranges that begin at `starts`."""
+        return sum(self._taken[start] for start in starts)
+
     def fits_when_empty(self, length: int) -> bool:
         return round_up(length, KEY_BLOCK) <= self.capacity
 
@@ -95,7 +109,17 @@ class SlotRanges:
 
     def give_back(self, start: int) -> None:
         """Free the range that begins at `start` and join it with free neighbours."""
-        self._free.append(_Range(start, self._taken.pop(start)))
+        self._release(start, self._taken.pop(start))
+
+    def shrink(self, start: int, length: int) -> None:
+        """Keep only the first `length` slots (whole key blocks) of the range that begins at `start`."""
+        size = round_up(length, KEY_BLOCK)
+        if (extra := self._taken[start] - size) > 0:
+            self._taken[start] = size
+            self._release(start + size, extra)
+
+    def _release(self, start: int, size: int) -> None:
+        self._free.append(_Range(start, size))
         self._free.sort(key=lambda r: r.start)
         joined: list[_Range] = []
         for gap in self._free:

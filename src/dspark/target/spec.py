@@ -56,6 +56,20 @@ class ModelSpec:
     def group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
+    def matrix_shapes(self) -> frozenset[tuple[int, int]]:
+        """(out, in) of every matrix as the decoder packs it."""
+        heads = self.num_heads * self.head_dim
+        stacked = heads + 2 * self.num_kv_heads * self.head_dim
+        return frozenset(
+            {
+                (stacked, self.hidden_size),
+                (self.hidden_size, heads),
+                (2 * self.ffn_size, self.hidden_size),
+                (self.hidden_size, self.ffn_size),
+                (self.vocab_size, self.hidden_size),
+            }
+        )
+
     def inv_freq(self) -> Tensor:
         """Rotary inverse frequencies [head_dim / 2], float32."""
         half = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim

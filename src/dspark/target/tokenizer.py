@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -71,22 +72,40 @@ class Tokenizer:
         """The vocabulary's own spelling of one id, for logprobs and messages."""
         return self._backend.id_to_token(token_id) or f"<{token_id}>"
 
+    @property
+    def presents_tools(self) -> bool:
+        """Whether the chat template shows tools to the model, in the style that answers with <tool_call>."""
+        template = self.chat_template or ""
+        return re.search(r"\btools\b", template) is not None and "<tool_call>" in template
+
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **extra: Any,
     ) -> str:
-        """Messages to prompt text.
+        """Messages to prompt text. `tools` are OpenAI-style descriptions of functions.
 
         Raises:
-            RequestError: the model has no template, or the template refuses the messages.
+            RequestError: the model has no template, or the template refuses the messages or does not know tools.
         """
         if self._template is None:
             raise RequestError("This model has no chat template; send a plain prompt instead of messages.")
-        try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special, **extra
+        if tools and not self.presents_tools:
+            raise RequestError(
+                "This model's chat template has no tools in the <tool_call> style; leave tools out, or use a model "
+                "made for them."
             )
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt, "tools": tools or None}
+        try:
+            return self._template.render(**given, **self._special, **extra)
         except (jinja2.TemplateError, TypeError, KeyError) as error:
             raise RequestError(f"The chat template refuses these messages: {error}.") from None
+
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self._backend.to_str()
 
     def fingerprint(self) -> str:
         """Hash of every token and its id, added tokens included."""

@@ -1,8 +1,11 @@
-"""Time and memory of a run, measured on a few real steps before it starts."""
+"""Time, memory and disk of a run, measured on a few real steps before it starts."""
 
+import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from dspark.errors import TrainError
 from dspark.train.features import feature_bytes
 from dspark.train.trainer import Trainer
 
@@ -22,6 +25,8 @@ class Estimate:
     feature_bytes: int  # memory of all features
     cache_bytes: float  # memory allowed for them
     train_bytes: int  # weights, gradients, optimiser
+    disk_bytes: float = 0.0  # room for features on disk
+    on_disk_bytes: float = 0.0  # features that are there already
 
     @property
     def blocks_per_s(self) -> float:
@@ -33,18 +38,34 @@ class Estimate:
         return min(1.0, self.cache_bytes / max(1, self.feature_bytes))
 
     @property
+    def kept(self) -> float:
+        """Share of the data whose features stay, in memory or on disk."""
+        return min(1.0, max(self.cache_bytes, self.disk_bytes) / max(1, self.feature_bytes))
+
+    @property
     def fill_s(self) -> float:
-        """Seconds of running the target once over what stays in memory."""
-        return self.cached * self.tokens / self.feature_tok_per_s
+        """Seconds of running the target once over what stays and is not there yet."""
+        there = min(1.0, self.on_disk_bytes / max(1, self.feature_bytes))
+        return max(0.0, self.kept - there) * self.tokens / self.feature_tok_per_s
+
+    @property
+    def written_bytes(self) -> float:
+        """Disk the features will take beyond what is there."""
+        return max(0.0, min(self.feature_bytes, self.disk_bytes) - self.on_disk_bytes)
+
+    @property
+    def run_bytes(self) -> float:
+        """Disk the run's own folder takes: weights and two moments in float32, weights in float16."""
+        return self.train_bytes * 7 / 8
 
     @property
     def recompute_s(self) -> float:
         """Seconds a step spends on features that do not stay."""
-        return (1 - self.cached) * self.batch_tokens / self.feature_tok_per_s
+        return (1 - self.kept) * self.batch_tokens / self.feature_tok_per_s
 
     def seconds(self, steps: int) -> float:
         # A short run does not come to see all data.
-        fill = min(self.fill_s, steps * self.cached * self.batch_tokens / self.feature_tok_per_s)
+        fill = min(self.fill_s, steps * self.kept * self.batch_tokens / self.feature_tok_per_s)
         return fill + steps * (self.step_s + self.recompute_s)
 
     def steps_in(self, seconds: float) -> int:
@@ -56,12 +77,27 @@ class Estimate:
         return low
 
 
-def estimate(trainer: Trainer, cache_bytes: float) -> Estimate:
+def require_disk(folder: Path, needed_bytes: float) -> None:
+    """Raises TrainError when the disk under `folder` has less than `needed_bytes` free."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed_bytes:
+        raise TrainError(
+            f"The run will need {needed_bytes / 1e9:.2f} GB of disk under {folder} and {free / 1e9:.2f} GB are free; "
+            "free some space there or choose another folder."
+        )
+
+
+def estimate(trainer: Trainer) -> Estimate:
     """Time the target and `_TIMED_STEPS` steps of `trainer`. Nothing changes but what its cache holds."""
     plan, corpus, store = trainer.plan, trainer.corpus, trainer.store
-    first = {chunk.sequence for step in range(_TIMED_STEPS) for chunk in plan.batch(step)}
+    first = sorted({chunk.sequence for step in range(_TIMED_STEPS) for chunk in plan.batch(step)})
+    there_before = 0 if store.disk is None else store.disk.own_bytes
+    new = [sequence for sequence in first if not store.holds(sequence)]
     began = time.perf_counter()
-    run = [store[sequence].taps.shape[0] for sequence in first]
+    run = [store[i].taps.shape[0] for i in new] or [store.compute(i).taps.shape[0] for i in first[:_TIMED_STEPS]]
     feature_rate = sum(run) / (time.perf_counter() - began)
     trainer.gradients(0)  # allocations and first-time costs
     times, blocks, tokens = [], [], []
@@ -82,6 +118,8 @@ def estimate(trainer: Trainer, cache_bytes: float) -> Estimate:
         tokens=corpus.ids.shape[0],
         batch_tokens=sum(tokens) / len(tokens),
         feature_bytes=feature_bytes(trainer.target.decoder, trainer.config.target_layer_ids, corpus),
-        cache_bytes=cache_bytes,
+        cache_bytes=store.cache_bytes,
         train_bytes=_ADAM_COPIES * 4 * sum(t.numel() for t in trainer.weights.values()),
+        disk_bytes=0.0 if store.disk is None else store.disk.room_bytes,
+        on_disk_bytes=there_before,
     )

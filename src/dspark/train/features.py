@@ -1,22 +1,25 @@
 """What the frozen target says about each sequence: tapped layers for the drafter's context, and its distributions.
 
-Computed once per sequence and kept in memory up to a bound; the rest is computed again whenever it is needed. Either
-way a sequence has the same numbers, bit for bit, because every sequence passes through the target alone and is
-rounded to what the cache would hold.
+Computed once per sequence and kept in memory up to a bound, and on disk where a folder is given; the rest is computed
+again whenever it is needed. Either way a sequence has the same numbers, bit for bit, because every sequence passes
+through the target alone and is rounded to what the cache would hold.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from dspark.data import Corpus
-from dspark.target import Decoder, PassRow
+from dspark.target import Decoder, PassRow, Target
 from dspark.target.layers import rms_norm
+from dspark.train.disk import FeatureDisk
 
-_PASS_TOKENS = 512
+PASS_TOKENS = 512
 _HEAD_ROWS = 64  # rows of full-vocabulary logits at a time: 12 MB at 49152 tokens
 
 
@@ -37,6 +40,28 @@ class Features:
         return sum(t.numel() * t.element_size() for t in (self.taps, self.hidden, self.log_z))
 
 
+@dataclass(frozen=True)
+class CacheLimits:
+    """What features may take: bytes of memory, and of the disk under `folder` (None: none there)."""
+
+    memory_bytes: float = 4e9
+    folder: Path | None = None
+    disk_bytes: float = 0.0
+
+    def open_disk(self, target: Target, taps: Sequence[int], corpus: Corpus, writers: int = 1) -> FeatureDisk | None:
+        """The folder of this target, these taps and this data, under everything else that decides the numbers.
+
+        Raises:
+            TrainError: the folder cannot be written.
+        """
+        if self.folder is None:
+            return None
+        decoder = target.decoder
+        kernels = (type(decoder.head).__name__, str(decoder.dtype), decoder.device.type, decoder.exact)
+        rest = hashlib.sha256(repr((tuple(taps), corpus.digest(), kernels)).encode()).hexdigest()[:16]
+        return FeatureDisk(self.folder, f"{target.fingerprint.weights}-{rest}", self.disk_bytes, writers)
+
+
 def target_probs(
     features: Features, rows: Int[Tensor, " P"], head_rows: Float[Tensor, "V_draft D"]
 ) -> Float[Tensor, "P V_draft"]:
@@ -46,30 +71,49 @@ def target_probs(
 
 
 class FeatureStore:
-    """Features of a corpus. What fits `cache_bytes` stays, first come first kept: batches are shuffled, so no choice
-    of what to keep is better than another."""
+    """Features of a corpus. What fits `cache_bytes` stays in memory, first come first kept: batches are shuffled, so
+    no choice of what to keep is better than another. `disk` keeps what was computed for later and for other runs."""
 
-    def __init__(self, decoder: Decoder, taps: Sequence[int], corpus: Corpus, cache_bytes: float):
+    def __init__(
+        self,
+        decoder: Decoder,
+        taps: Sequence[int],
+        corpus: Corpus,
+        cache_bytes: float,
+        disk: FeatureDisk | None = None,
+    ):
         self._decoder, self._taps, self._corpus = decoder, tuple(taps), corpus
+        self.cache_bytes, self.disk = cache_bytes, disk
         self._left = cache_bytes
         self._kept: dict[int, Features] = {}
-        self._pool = decoder.new_pool(max(map(corpus.length, range(len(corpus)))) + _PASS_TOKENS)
+        self._pool = decoder.new_pool(max(map(corpus.length, range(len(corpus)))) + PASS_TOKENS)
 
     @property
     def cached_tokens(self) -> int:
         return sum(self._corpus.length(i) for i in self._kept)
 
     def holds(self, index: int) -> bool:
-        """Whether a sequence's features are in memory."""
-        return index in self._kept
+        """Whether a sequence's features need no run of the target."""
+        return index in self._kept or (self.disk is not None and self.disk.holds(index))
 
     def __getitem__(self, index: int) -> Features:
         found = self._kept.get(index)
         if found is None:
-            found = self.compute(index)
+            found = self._from_disk(index) or self._computed(index)
             if found.num_bytes <= self._left:
                 self._left -= found.num_bytes
                 self._kept[index] = found
+        return found
+
+    def _from_disk(self, index: int) -> Features | None:
+        tensors = self.disk.get(index) if self.disk is not None else None
+        device = self._decoder.device
+        return None if tensors is None else Features(**{name: t.to(device) for name, t in tensors.items()})
+
+    def _computed(self, index: int) -> Features:
+        found = self.compute(index)
+        if self.disk is not None:
+            self.disk.put(index, {"taps": found.taps, "hidden": found.hidden, "log_z": found.log_z})
         return found
 
     @torch.no_grad()
@@ -79,8 +123,8 @@ class FeatureStore:
         ids = self._corpus.sequence(index)[:-1].to(decoder.device)
         prompt_len = self._corpus.prompt_lens[index]
         outputs, tapped = [], []
-        for first in range(0, ids.shape[0], _PASS_TOKENS):
-            part = ids[first : first + _PASS_TOKENS]
+        for first in range(0, ids.shape[0], PASS_TOKENS):
+            part = ids[first : first + PASS_TOKENS]
             hidden, taps = decoder.run(part, [PassRow(0, first, part.shape[0])], self._pool, self._taps)
             assert taps is not None
             outputs.append(hidden)
@@ -94,9 +138,9 @@ class FeatureStore:
 
 def feature_bytes(decoder: Decoder, taps: Sequence[int], corpus: Corpus) -> int:
     """Memory the whole corpus would take, without running it."""
-    width = decoder.spec.hidden_size
-    responses = corpus.response_tokens
-    return 2 * width * (len(taps) * corpus.ids.shape[0] + responses) + 4 * responses
+    width, count = decoder.spec.hidden_size, len(corpus)  # nothing is asked about what follows a text's last token
+    inputs, responses = corpus.ids.shape[0] - count, corpus.response_tokens - count
+    return 2 * width * (len(taps) * inputs + responses) + 4 * responses
 
 
 def _compact(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dspark.drafter import Drafter
 from dspark.train.anchors import slot_mask
 from dspark.train.features import Features, target_probs
 from dspark.train.losses import LossSums, loss_sums, slot_weights
+from dspark.train.refine import Refinement, drafted_blocks
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,20 @@ def chunk_slots(
     )
 
 
-def chunk_sums(drafter: Drafter, features: Features, slots: Slots, head_rows: Float[Tensor, "V_draft D"]) -> LossSums:
+def chunk_sums(
+    drafter: Drafter,
+    features: Features,
+    slots: Slots,
+    head_rows: Float[Tensor, "V_draft D"],
+    refine: Refinement | None = None,
+) -> LossSums:
     """Loss sums of a chunk, differentiable in the drafter's weights. `head_rows` are the target's head over the draft
-    vocabulary."""
+    vocabulary; with `refine` the backbone sees its own samples in place of masks."""
     context = features.taps[: int(slots.anchors.max())].float()
-    blocks = drafter.embed(drafter.masked_block(slots.tokens))
-    hidden = drafter.backbone.block_hidden(context, blocks, slots.anchors)
+    blocks = drafter.masked_block(slots.tokens)
+    if refine is not None:
+        blocks = drafted_blocks(drafter, context, slots.tokens, slots.anchors, refine)
+    hidden = drafter.backbone.block_hidden(context, drafter.embed(blocks), slots.anchors)
     embedded = drafter.head.embed(slots.previous, like=hidden)
     logits = drafter.base_logits(hidden) + drafter.head.block_bias(embedded, hidden)
     confidence = []

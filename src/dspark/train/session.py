@@ -8,7 +8,7 @@ from dspark.data import Corpus
 from dspark.train.features import FeatureStore
 from dspark.train.state import TRAIN_LOG, VALIDATION_LOG, CsvLog
 from dspark.train.trainer import StepReport, Trainer
-from dspark.train.validate import Rollout, roll_out, rollout_anchors
+from dspark.train.validate import Rollout, roll_out, roll_out_sampled, rollout_anchors, sampled_anchors
 
 _AVERAGED = ("loss", "ce", "l1", "bce", "agreement", "grad_norm")
 
@@ -20,7 +20,16 @@ class SessionPlan:
     save_every: int = 500
     validate_every: int = 1000
     log_every: int = 20
-    validate_blocks: int = 400
+    validate_blocks: int = 400  # at T = 0
+    sampled_blocks: int = 100  # at T = 1
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Rollouts of one moment; None where the held-out data has no text of that temperature."""
+
+    greedy: Rollout | None
+    sampled: Rollout | None
 
 
 class Session:
@@ -37,20 +46,26 @@ class Session:
             if self._anchors
             else None
         )
+        self._sampled_anchors = sampled_anchors(held_out, config.block_size, plan.sampled_blocks, seed=0)
         slots = range(1, config.block_size + 1)
-        self._columns = [*(f"al_{k}" for k in slots), *(f"slot_{k}" for k in slots)]
+        names = ("al_", "slot_", "al_t1_")
+        self._columns = ["validation_blocks", *(f"{name}{k}" for name in names for k in slots), "t1_blocks"]
 
     @property
     def can_validate(self) -> bool:
-        return self._features is not None
+        return bool(self._anchors or self._sampled_anchors)
 
-    def validate(self) -> Rollout | None:
-        """Roll out the drafter as it would be served now; None without held-out text at temperature 0."""
-        if self._features is None:
-            return None
-        return roll_out(self._trainer.served(self._dtype), self._features, self._held_out, self._anchors)
+    def validate(self) -> Validation:
+        """Roll out the drafter as it would be served now."""
+        drafter, target = self._trainer.served(self._dtype), self._trainer.target.decoder
+        greedy = sampled = None
+        if self._features is not None:
+            greedy = roll_out(drafter, self._features, self._held_out, self._anchors)
+        if self._sampled_anchors:
+            sampled = roll_out_sampled(drafter, target, self._held_out, self._sampled_anchors)
+        return Validation(greedy, sampled)
 
-    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport | Rollout]:
+    def run(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport | Validation]:
         """Train to the end or until `should_stop`; either way the last step is saved.
 
         Raises:
@@ -58,9 +73,7 @@ class Session:
         """
         trainer, plan = self._trainer, self._plan
         log = CsvLog(self._folder / TRAIN_LOG, ("blocks", "seconds", *_AVERAGED, "lr", "skipped"), trainer.step)
-        results = CsvLog(
-            self._folder / VALIDATION_LOG, ("blocks", "seconds", "validation_blocks", *self._columns), trainer.step
-        )
+        results = CsvLog(self._folder / VALIDATION_LOG, ("blocks", "seconds", *self._columns), trainer.step)
         recent: list[StepReport] = []
         for report in trainer.run(should_stop):
             recent.append(report)
@@ -71,17 +84,25 @@ class Session:
             yield report
             if report.step % plan.save_every == 0 and not last:
                 trainer.save(self._folder)
-            if (report.step % plan.validate_every == 0 or last) and (rollout := self.validate()):
-                results.write(self._row(rollout))
-                yield rollout
+            if (report.step % plan.validate_every == 0 or last) and self.can_validate:
+                validation = self.validate()
+                results.write(self._row(validation))
+                yield validation
         trainer.save(self._folder)
 
-    def _row(self, rollout: Rollout) -> dict[str, object]:
+    def _row(self, validation: Validation) -> dict[str, object]:
         trainer = self._trainer
-        lengths = {f"al_{k}": rollout.acceptance_length(k) for k in range(1, len(rollout.survived) + 1)}
-        slots = {f"slot_{k}": share for k, share in enumerate(rollout.slot_acceptance, start=1)}
-        place = {"step": trainer.step, "blocks": trainer.blocks, "seconds": trainer.seconds}
-        return {**place, "validation_blocks": rollout.blocks, **lengths, **slots}
+        row: dict[str, object] = {"step": trainer.step, "blocks": trainer.blocks, "seconds": trainer.seconds}
+        if greedy := validation.greedy:
+            row |= {"validation_blocks": greedy.blocks, **_lengths("al_", greedy)}
+            row |= {f"slot_{k}": share for k, share in enumerate(greedy.slot_acceptance, start=1)}
+        if sampled := validation.sampled:
+            row |= {"t1_blocks": sampled.blocks, **_lengths("al_t1_", sampled)}
+        return row
+
+
+def _lengths(name: str, rollout: Rollout) -> dict[str, float]:
+    return {f"{name}{k}": rollout.acceptance_length(k) for k in range(1, len(rollout.survived) + 1)}
 
 
 def _averages(reports: list[StepReport]) -> dict[str, object]:

@@ -33,6 +33,8 @@ class TrainSettings:
     clip: float = 1.0  # largest gradient norm
     decay: float = 4.0  # slot k weighs exp(-(k-1) / decay)
     bigrams: bool = True  # start the Markov head from counted bigrams
+    warm_start: bool = False  # start the layers from the target's last ones
+    refine_prob: float = 0.0  # how often a chunk's blocks show the drafter's own samples in place of masks
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,6 +51,7 @@ class TrainSettings:
             value = getattr(self, name)
             self._check(math.isfinite(value) and value > 0, name, "a number above 0")
         self._check(0 <= self.warmup < 1, "warmup", "0 or more and below 1")
+        self._check(0 <= self.refine_prob <= 1, "refine_prob", "a number from 0 to 1")
         self._check(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "0 or more")
 
     def _check(self, ok: bool, name: str, allowed: str) -> None:
@@ -61,6 +64,11 @@ class TrainSettings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainSettings":
         return cls(**{**values, "taps": tuple(values["taps"])})
+
+    @classmethod
+    def completed(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """`stored` with what it does not name at its default: a save may be older than a setting."""
+        return cls(steps=1).to_dict() | dict(stored)
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:

@@ -10,12 +10,13 @@ from dspark.data import Corpus
 from dspark.drafter import DrafterConfig, DraftVocabulary, random_tensors
 from dspark.errors import TrainError
 from dspark.target import Target
+from dspark.target.decoder import EMBEDDING_TAP
 from dspark.train.settings import TrainSettings
 
 _SPECIAL_ROLES = ("pad_token", "eos_token", "bos_token", "unk_token")
 _BIGRAM_SMOOTHING = 2.0  # pseudo-counts of the unigram distribution in each row of bigrams
 _LARGEST_BIAS = 8.0  # nats: what a rare pair's count may claim
-_FIRST_NORM = 0.02  # gain of the final norm: the backbone speaks softly until it has learned something
+FIRST_NORM = 0.02  # gain of the final norm: the backbone speaks softly until it has learned something
 
 
 def token_counts(corpus: Corpus, vocab_size: int) -> Int[Tensor, " V"]:
@@ -50,13 +51,26 @@ def choose_draft_vocab(counts: Int[Tensor, " V"], size: int, always: Collection[
     return ranked.argsort(descending=True, stable=True)[:size].sort().values
 
 
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Three taps of a target: a third of the way in, two thirds, and the last that can be tapped (8, 18, 28 of 30)."""
+    last = num_layers - 2
+    return tuple(sorted({round(last * share) for share in (0.3, 0.65, 1.0)})) if last > 0 else (last,)
+
+
 def drafter_config(target: Target, settings: TrainSettings, mask_token_id: int) -> DrafterConfig:
     """Sizes of the drafter: the target's, where a setting does not say otherwise.
 
     Raises:
-        DrafterError: a tap, a head count or a vocabulary does not fit the target.
+        TrainError: the target has no such tap.
+        DrafterError: a head count or a vocabulary does not fit the target.
     """
     spec = target.spec
+    missing = [tap for tap in settings.taps if not EMBEDDING_TAP <= tap < spec.num_layers - 1]
+    if missing:
+        raise TrainError(
+            f"There is no tap {missing[0]}: a target of {spec.num_layers} layers has taps {EMBEDDING_TAP} (the "
+            f"embedding) to {spec.num_layers - 2}, and its last layer is refused; give others as --taps."
+        )
     full = settings.draft_vocab is None or settings.draft_vocab >= spec.vocab_size
     config = DrafterConfig(
         hidden_size=spec.hidden_size,
@@ -95,7 +109,7 @@ def first_tensors(
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")) or "confidence" in name:
             tensors[name] = torch.zeros_like(tensors[name])
-    tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], _FIRST_NORM)
+    tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], FIRST_NORM)
     ids = torch.arange(config.vocab_size)
     if config.draft_vocab_size is not None:
         ids = choose_draft_vocab(token_counts(corpus, config.vocab_size), config.draft_vocab_size, always)

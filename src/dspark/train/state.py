@@ -82,10 +82,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         write(part)
         os.replace(part, path)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
-        raise TrainError(f"{path} cannot be written ({reason}); free some space there and use --resume.") from None
+        raise _unwritable(path, error) from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError | RuntimeError) -> TrainError:
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
+    return TrainError(f"{path} cannot be written ({reason}); free some space there and use --resume.")
 
 
 class CsvLog:
@@ -105,10 +109,13 @@ class CsvLog:
         self._path = path
 
     def write(self, values: Mapping[str, object]) -> None:
-        """Append one row; numbers keep five significant digits."""
+        """Append one row; numbers keep five significant digits. Raises TrainError when the disk does not take it."""
         row = [f"{v:.5g}" if isinstance(v, float) else v for v in (values.get(c, "") for c in self._columns)]
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(row)
+        try:
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerow(row)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
 
 def _read_rows(path: Path) -> list[dict[str, str]]:

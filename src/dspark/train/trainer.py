@@ -15,10 +15,12 @@ from dspark.drafter import Drafter, DrafterConfig, build_drafter, save_drafter, 
 from dspark.errors import TrainError
 from dspark.target import Target
 from dspark.target.linear import PlainLinear, linear_factory
-from dspark.train.anchors import BatchPlan
+from dspark.train.anchors import BatchPlan, Chunk
 from dspark.train.features import FeatureStore
 from dspark.train.forward import Slots, chunk_slots, chunk_sums
 from dspark.train.losses import OUTSIDE, LossSums, denominators, total_loss
+from dspark.train.processes import Alone, Processes, shared_total
+from dspark.train.refine import refinement
 from dspark.train.settings import TrainSettings, learning_rate
 from dspark.train.state import check_same_run, read_state, write_state
 
@@ -52,10 +54,12 @@ class Trainer:
         config: DrafterConfig,
         tensors: dict[str, Tensor],
         settings: TrainSettings,
-        cache_bytes: float,
+        store: FeatureStore,
+        processes: Processes | None = None,
     ):
         device = target.decoder.device
         self.target, self.corpus, self.config, self.settings = target, corpus, config, settings
+        self.store, self.processes = store, processes or Alone()
         self.step = self.blocks = self.skipped = self._skips_in_a_row = 0
         self.seconds = 0.0  # of all processes of the run
         self.tensors = {name: t.detach().to(device).clone() for name, t in tensors.items()}
@@ -77,30 +81,48 @@ class Trainer:
         if not self.plan.num_anchors:
             raise TrainError("No response has two tokens or more, so there is nothing to learn; give longer responses.")
         self._positions = max(map(corpus.length, range(len(corpus)))) + config.block_size
-        self.store = FeatureStore(target.decoder, config.target_layer_ids, corpus, cache_bytes)
         self._optimizer = _optimizer(self.weights, settings)
 
     def gradients(self, step: int) -> tuple[dict[str, float], int]:
         """Fill the weights' gradients for the batch of `step`, piece by piece; its mean losses and number of blocks.
 
-        Pieces divide by the weights of the whole batch, so the result does not depend on how it is cut.
+        Pieces divide by the weights of the whole batch, so the result does not depend on how it is cut, nor on how
+        many processes share it: each takes every `count`-th piece.
         """
         chunks = self.plan.batch(step)
         slots = [self._slots(chunk.sequence, chunk.anchors) for chunk in chunks]
         over = denominators(torch.cat([s.weights for s in slots]), torch.cat([s.labels for s in slots]))
         self._optimizer.zero_grad(set_to_none=True)
         ce = l1 = bce = 0.0
-        for chunk, one in zip(chunks, slots, strict=True):
-            drafter = with_weights(self._frozen, self.tensors, self._positions)
-            sums: LossSums = chunk_sums(drafter, self.store[chunk.sequence], one, self._head_rows)
+        for number in range(self.processes.index, len(chunks), self.processes.count):
+            sums = self._chunk_sums(step, number, chunks[number], slots[number])
             torch.autograd.backward(total_loss(sums, over))
             ce, l1, bce = ce + sums.ce.item(), l1 + sums.l1.item(), bce + sums.bce.item()
+        if self.processes.count > 1:
+            ce, l1, bce = self._add_up(ce, l1, bce)
         means = {"ce": ce / max(over.labelled, 1e-12), "l1": l1 / over.all, "bce": bce / over.all}
         return means, sum(len(chunk.anchors) for chunk in chunks)
 
+    def _chunk_sums(self, step: int, number: int, chunk: Chunk, slots: Slots) -> LossSums:
+        settings, device = self.settings, self.target.decoder.device
+        temperature = self.corpus.temperatures[chunk.sequence]  # blocks as they would be drafted in such a text
+        refine = refinement(settings.refine_prob, settings.seed, step, number, temperature, device)
+        drafter = with_weights(self._frozen, self.tensors, self._positions)
+        return chunk_sums(drafter, self.store[chunk.sequence], slots, self._head_rows, refine)
+
+    def _add_up(self, *sums: float) -> list[float]:
+        """Gradients and sums over all processes. A process without a chunk has no gradients, but all must add."""
+        for weight in self.weights.values():
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        totals = torch.tensor(sums, device=self.target.decoder.device)
+        self.processes.add_up([*(w.grad for w in self.weights.values() if w.grad is not None), totals])
+        return totals.tolist()
+
     def plan_steps(self, steps: int) -> None:
-        """Set the length of a run that has not begun."""
+        """Set the length of a run that has not begun; with several processes the first one's word counts."""
         assert self.step == 0
+        steps = int(self._total(0 if self.processes.index else steps))
         self.settings = replace(self.settings, steps=steps)
 
     def clear_gradients(self) -> None:
@@ -112,8 +134,11 @@ class Trainer:
         Raises:
             TrainError: gradients were not finite `MOST_SKIPS` times in a row.
         """
-        while self.step < self.settings.steps and not should_stop():
+        while self.step < self.settings.steps and not self._total(should_stop()):  # all stop at the same step
             yield self._one_step()
+
+    def _total(self, number: float) -> float:
+        return shared_total(number, self.processes, self.target.decoder.device)
 
     def _one_step(self) -> StepReport:
         began = time.perf_counter()
@@ -197,6 +222,7 @@ class Trainer:
         state = read_state(folder)
         if state is None:
             return False
+        state["settings"] = TrainSettings.completed(state["settings"])
         check_same_run(folder, state, self.identity())
         if "d2t" in self.tensors and not torch.equal(self.tensors["d2t"].cpu(), state["tensors"]["d2t"]):
             raise TrainError(f"The run in {folder} has another draft vocabulary; resume with the --init-from it had.")

@@ -85,7 +85,8 @@ def _at_least_float32(logits: Tensor) -> Tensor:
 def _edits(rule: SlotRule) -> bool:
     params = rule.params
     return bool(
-        _allowed_ids(rule) is not None
+        rule.mask is not None
+        or _allowed_ids(rule) is not None
         or _ends_forbidden(rule)
         or params.logit_bias
         or params.repetition_penalty != 1
@@ -99,15 +100,17 @@ def _ends_forbidden(rule: SlotRule) -> bool:
 
 
 def _allowed_ids(rule: SlotRule) -> Collection[int] | None:
-    ours, grammar = rule.params.allowed_token_ids, rule.allowed_ids
-    if ours is None or grammar is None:
-        return grammar if ours is None else ours
-    return set(ours).intersection(grammar)
+    always, here = rule.params.allowed_token_ids, rule.allowed_ids
+    if always is None or here is None:
+        return here if always is None else always
+    return set(always).intersection(here)
 
 
 def _edit(row: Float[Tensor, " V"], rule: SlotRule) -> None:
     """Apply one rule to one row, in place."""
     params = rule.params
+    if rule.mask is not None:
+        row.masked_fill_(~rule.mask.to(row.device), -_INF)
     allowed = _allowed_ids(rule)
     if allowed is not None:
         index = _index(allowed, row)

@@ -1,0 +1,84 @@
+"""`dspark serve`: the OpenAI-compatible API."""
+
+import importlib.util
+import os
+from typing import Annotated
+
+import typer
+
+from dspark.cli import options
+from dspark.errors import DsparkError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def serve(
+    model: options.Model = "smollm2",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="Clients must send it; better set in the environment as DSPARK_API_KEY.")
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call the model; default --model.")] = None,
+    drafter: options.Drafter = "auto",
+    corpus_table: options.CorpusTable = "auto",
+    proposer: options.Proposer = "auto",
+    policy: options.Policy = "fixed:4",
+    max_batch: Annotated[int, typer.Option(help="Most answers decoded at once.")] = 32,
+    max_queue: Annotated[int, typer.Option(help="Most answers that may wait for a place.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer to a chat request that names no limit.")] = 1024,
+    request_timeout: Annotated[float, typer.Option(help="Seconds an answer may take, waiting included.")] = 600.0,
+    max_body_mb: Annotated[float, typer.Option(help="Largest request, in megabytes.")] = 2.0,
+    drain_seconds: Annotated[float, typer.Option(help="At shutdown, how long running answers may go on.")] = 20.0,
+    exact: options.Exact = False,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    kv_gb: options.KvGb = 1.0,
+    threads: options.Threads = None,
+) -> None:
+    """Serve a model to OpenAI clients.
+
+    Examples:
+
+    \b
+    dspark serve --model smollm2
+    curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+      -d '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DsparkError(
+            f"dspark serve needs {', '.join(missing)}; install what it needs with pip install 'dspark[serve]'."
+        )
+    from dspark.serve import ServeConfig
+    from dspark.serve.run import listen, run_server
+
+    config = ServeConfig(
+        model_name=model if served_model_name is None else served_model_name,
+        api_key=os.environ.get("DSPARK_API_KEY") if api_key is None else api_key,
+        max_queue=max_queue,
+        request_timeout_s=request_timeout,
+        max_body_bytes=int(max_body_mb * 1e6),
+        drain_s=drain_seconds,
+        default_max_tokens=max_tokens,
+    )
+    socket = listen(host, port)  # before the slow part
+    if config.api_key is None and host not in _LOOPBACK:
+        typer.echo(f"dspark: warning: anyone who reaches {host} can use this server; set --api-key.", err=True)
+    engine = options.load_engine(
+        model=model,
+        drafter=drafter,
+        corpus_table=corpus_table,
+        proposer=proposer,
+        policy=policy,
+        max_batch=max_batch,
+        exact=exact,
+        device=device,
+        dtype=dtype,
+        kv_gb=kv_gb,
+        threads=threads,
+    )
+    run_server(
+        engine, config, socket, on_ready=lambda url: typer.echo(f"Serving {config.model_name} on {url}", err=True)
+    )

@@ -1,0 +1,129 @@
+"""What past steps say about a source: how often its tokens are kept, and what its confidences are worth.
+
+Everything here depends on older steps only, so any use of it is lossless (docs/exactness.md, clause 4). Estimates are
+shared by all requests of one kind (acceptance rule and range of temperature) and outlive them, so that a hopeless
+drafter is found out once; each request's own outcomes are mixed in as they come.
+"""
+
+from collections.abc import Sequence
+
+SHARED_MEMORY, OWN_MEMORY = 256, 48  # observations of a slot after which an older one counts 1/e
+PRIOR = 0.6  # chance of a token nobody has tried; hopeful, so that it is tried
+PRIOR_WEIGHT, OWN_WEIGHT = 4.0, 8.0  # observations that the prior, and all requests together, are worth
+CLAIM_WEIGHT = 4.0  # kept tokens before what was claimed is doubted
+TRIAL_MEMORY = 4.0  # observations that count when a source unused for long is tried again
+
+
+class SlotShares:
+    """Per slot, the share of ones among values in 0..1; old ones are forgotten exponentially."""
+
+    __slots__ = ("_keep", "seen", "total")
+
+    def __init__(self, memory: float):
+        self._keep = 1 - 1 / memory
+        self.seen: list[float] = []
+        self.total: list[float] = []
+
+    def add(self, slot: int, value: float) -> None:
+        while slot >= len(self.seen):
+            self.seen.append(0.0)
+            self.total.append(0.0)
+        self.seen[slot] = self.seen[slot] * self._keep + 1
+        self.total[slot] = self.total[slot] * self._keep + value
+
+    def fade(self, most: float) -> None:
+        """Let no slot count more than `most` observations from now on."""
+        for slot, seen in enumerate(self.seen):
+            if seen > most:
+                self.total[slot] *= most / seen
+                self.seen[slot] = most
+
+    def at(self, slot: int) -> tuple[float, float]:
+        """(total, seen) of a slot."""
+        return (self.total[slot], self.seen[slot]) if slot < len(self.seen) else (0.0, 0.0)
+
+
+class _Shared:
+    """What all requests of one kind have met with one source."""
+
+    __slots__ = ("claimed", "kept", "rates")
+
+    def __init__(self) -> None:
+        self.rates = SlotShares(SHARED_MEMORY)
+        self.claimed, self.kept = SlotShares(SHARED_MEMORY), SlotShares(SHARED_MEMORY)
+
+
+class Estimates:
+    """Acceptance per source, kind and slot, conditional on every slot before having been kept."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[str, str], _Shared] = {}
+        self._own: dict[int, dict[str, SlotShares]] = {}
+
+    def survival(self, request_id: int, kind: str, source: str, slots: int) -> tuple[float, ...]:
+        """Expected survival of draft tokens 1..slots of one request: never rising, in 0..1."""
+        shared = self._shared.get((source, kind))
+        own = self._own.get(request_id, {}).get(source)
+        survivals, product, before = [], 1.0, PRIOR
+        for slot in range(slots):
+            # A slot that nobody has reached is taken to be like the one before it.
+            total, seen = shared.rates.at(slot) if shared else (0.0, 0.0)
+            before = (total + PRIOR_WEIGHT * before) / (seen + PRIOR_WEIGHT)
+            total, seen = own.at(slot) if own else (0.0, 0.0)
+            product *= (total + OWN_WEIGHT * before) / (seen + OWN_WEIGHT)
+            survivals.append(product)
+        return tuple(survivals)
+
+    def correct(self, source: str, kind: str, confidence: Sequence[float]) -> list[float]:
+        """Confidences of one draft, scaled by how often tokens were kept against what was claimed for them."""
+        shared = self._shared.get((source, kind))
+        if shared is None:
+            return list(confidence)
+        corrected, worth = [], 1.0
+        for slot, chance in enumerate(confidence):
+            kept, claimed = shared.kept.at(slot)[0], shared.claimed.at(slot)[0]
+            # Claims about a slot that nobody has reached are worth what those about the slot before it are.
+            worth = (kept + CLAIM_WEIGHT * worth) / (claimed + CLAIM_WEIGHT)
+            corrected.append(min(1.0, chance * worth))
+        return corrected
+
+    def observe(
+        self,
+        request_id: int,
+        source: str,
+        kind: str,
+        verified: int,
+        accepted: int,
+        claimed: Sequence[float] = (),
+        corrected: Sequence[float] = (),
+    ) -> None:
+        """The first `accepted` of `verified` tokens were kept; confidences are those of all drafted slots.
+
+        Slots behind the first rejection say nothing. The slot behind a draft that was kept whole was left out because
+        little was hoped of it; its confidence stands in for the outcome, or deep slots would look better than they are.
+        """
+        shared = self._shared.setdefault((source, kind), _Shared())
+        own = self._own.setdefault(request_id, {}).setdefault(source, SlotShares(OWN_MEMORY))
+        for slot in range(min(accepted + 1, verified)):
+            kept = float(slot < accepted)
+            shared.rates.add(slot, kept)
+            own.add(slot, kept)
+            if claimed:
+                shared.kept.add(slot, kept)
+                shared.claimed.add(slot, claimed[slot])
+        if accepted == verified < len(corrected):
+            shared.rates.add(verified, corrected[verified])
+            own.add(verified, corrected[verified])
+
+    def fade(self, request_id: int, source: str, kind: str) -> None:
+        """A source is tried again after a pause: what comes now shall count against what was before it."""
+        if shared := self._shared.get((source, kind)):
+            shared.rates.fade(TRIAL_MEMORY)
+            shared.claimed.fade(TRIAL_MEMORY)
+            shared.kept.fade(TRIAL_MEMORY)
+        if own := self._own.get(request_id, {}).get(source):
+            own.fade(TRIAL_MEMORY)
+
+    def release(self, request_id: int) -> None:
+        """The request has ended; what it taught about its source stays."""
+        self._own.pop(request_id, None)

@@ -1,0 +1,270 @@
+"""`scheduled`: the plan with most expected tokens per millisecond, over the whole batch.
+
+A step with B rows that verifies m draft tokens commits B + (the sum of their survivals) tokens on average and takes
+what the profile says. Candidates (row, slot) are admitted by falling survival; how many is the global maximum, since
+cost curves are staircases on which the first fall is not the last (DSpark, arXiv 2607.05147, Algorithm 1, stops there).
+
+What makes a plan lossless under rule `rejection` is that it never judges a token by what that token led to. Candidates
+are therefore opened one by one, in the order of their rank: a slot's survival depends on the tokens before it, all of
+them admitted, and what lies behind it is what older steps lead to expect. See docs/exactness.md, clause 4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray as Array
+
+from dspark.schedule.costs import CostCurves
+from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, Offer, RowView, StepView
+
+_NEVER = 1e-9  # survival below which a token is not expected at all
+SMALL = 16  # candidates up to which plain lists are faster than arrays
+_TOGETHER = 32  # candidates that are looked at in one go
+_REACH = 2  # slots drafted beyond the plan where confidences will tell how many of them to verify
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPolicy:
+    """`scheduled`: verify what pays on this machine, at this load; draft only where that pays too."""
+
+    costs: CostCurves
+    most: int = MAX_DRAFT
+
+    def draft_lens(self, step: StepView) -> tuple[Choice, ...]:
+        return plan_drafts(step, self.costs)
+
+    def verify_lens(
+        self, step: StepView, choices: Sequence[Choice], lens: Sequence[int], confidence: Sequence[Sequence[float]]
+    ) -> tuple[int, ...]:
+        return plan_verification(step, choices, lens, confidence, self.costs)
+
+
+def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
+    """A source and a length for every row, from past information only.
+
+    A pass of the drafter is shared, so the rows that would gain most from it come first, and every likely number of
+    rows is tried: none, 1, 2, 4, ... and all.
+    """
+    if len(step.rows) == 1:
+        return (_plan_alone(step, costs),)
+    cheap = [_best_offer(row, drafter_pass=False) for row in step.rows]
+    drafted = [_best_offer(row, drafter_pass=True) for row in step.rows]
+    by_cheap = table([offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, cheap, strict=True)])
+    by_pass = table(
+        [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, drafted, strict=True)]
+    )
+    gains = (by_pass.clip(0).sum(axis=1) - by_cheap.clip(0).sum(axis=1)).tolist()
+    order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (-gains[i], i))
+    reaches = [_REACH if offer and offer.confident else 0 for offer in drafted]
+    best_rate, best_rows, best = -1.0, 0, [0] * len(step.rows)
+    for n in _group_sizes(len(order)):
+        mixed = by_cheap.copy()
+        mixed[order[:n]] = by_pass[order[:n]]
+        ranked = rank(mixed)
+        step_ms = _step_ms(step, costs, len(ranked.row)) + _draft_ms(step, costs, order[:n], reaches, ranked)
+        rates = expected_tokens(len(step.rows), ranked.survival) / step_ms
+        count = int(rates.argmax())
+        if rates[count] > best_rate:
+            best_rate, best_rows, best = float(rates[count]), n, ranked.lens(count, len(step.rows))
+    for i in order[:best_rows]:
+        cheap[i] = drafted[i]
+    return _choices(step.rows, cheap, best)
+
+
+def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
+    """`plan_drafts` for one request, without arrays: at batch 1 a plan has to cost less than it saves."""
+    (row,) = step.rows
+    best_rate, best = 1 / float(_step_ms(step, costs, 0)[0]), NO_DRAFT
+    for offer in row.offers:
+        survival, kept = offer.survival[: row.room], 1.0
+        times, reach = _step_ms(step, costs, len(survival)).tolist(), _REACH if offer.confident else 0
+        drafting = costs.draft_ms(int(offer.drafter_pass), int(row.sampled)).tolist()
+        for length, chance in enumerate(survival, 1):
+            kept += chance
+            rate = kept / (times[length] + drafting[min(length + reach, len(survival))] * step.draft_drift)
+            if rate > best_rate:
+                best_rate, best = rate, Choice(offer, min(length + reach, len(survival)))
+    return best
+
+
+def plan_verification(
+    step: StepView,
+    choices: Sequence[Choice],
+    lens: Sequence[int],
+    confidence: Sequence[Sequence[float]],
+    costs: CostCurves,
+) -> tuple[int, ...]:
+    """How many of each row's drafted tokens to verify: admit the candidates in rank order until none behind pays.
+
+    Of rows that are `free` everything is known. Of the others a slot is known once all before it are admitted; behind
+    it the past's expectation holds, scaled to what is known. The length a draft came out with is not used for them
+    either, since it may depend on its tokens.
+    """
+    if len(lens) == 1:
+        return (_verify_alone(step, choices[0], lens[0], confidence[0], costs),)
+    known: list[Sequence[float]] = []
+    expected: list[Sequence[float]] = []
+    base, fixed = float(len(lens)), 0
+    for row, choice, length, chances in zip(step.rows, choices, lens, confidence, strict=True):
+        past = choice.offer.survival[: choice.length] if choice.offer else ()
+        if choice.trial:
+            base, fixed, past, length = base + sum(past), fixed + choice.length, (), 0
+        now = _cumulative(chances[:length]) if chances else past[:length]
+        known.append(now)
+        expected.append(now if row.free else past)
+    ranked = rank(table(known))
+    foreseen = ranked.survival if expected == known else rank(table(expected)).survival
+    step_ms = _step_ms(step, costs, fixed + len(foreseen))[fixed:] + drafting_ms(step, costs, choices)
+    planned = ranked.lens(stopping_count(base, ranked.survival, foreseen, step_ms), len(lens))
+    return tuple(n if c.trial else p for c, n, p in zip(choices, lens, planned, strict=True))
+
+
+def _verify_alone(step: StepView, choice: Choice, length: int, chances: Sequence[float], costs: CostCurves) -> int:
+    """`plan_verification` for one request, without arrays."""
+    if choice.trial or choice.offer is None or not length:
+        return length
+    past = choice.offer.survival[: choice.length]
+    now = _cumulative(chances[:length]) if chances else past[:length]
+    expected = now if step.rows[0].free else past
+    kept = list(accumulate(now, initial=1.0))
+    foreseen = list(accumulate((max(s, _NEVER) for s in expected), initial=0.0))
+    scale = [known / max(s, _NEVER) for known, s in zip(now, expected, strict=False)]
+    drafting = drafting_ms(step, costs, (choice,))
+    return _first_stop(kept, foreseen, scale, [ms + drafting for ms in _step_ms(step, costs, len(expected)).tolist()])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Candidates (row, slot) of a batch by falling survival; ties go to the smaller slot, then to the earlier row."""
+
+    survival: Float[Array, " N"]
+    row: Int[Array, " N"]
+    slot: Int[Array, " N"]
+
+    def lens(self, count: int, rows: int) -> list[int]:
+        """How many of each row's slots are among the first `count`: always its first ones."""
+        return np.bincount(self.row[:count], minlength=rows).tolist()
+
+
+def table(survivals: Sequence[Sequence[float]]) -> Float[Array, "B MAX_DRAFT"]:
+    """Each row's survivals, which must not rise; -1 where it has none."""
+    padded = np.full((len(survivals), MAX_DRAFT), -1.0)
+    for row, survival in enumerate(survivals):
+        padded[row, : len(survival)] = survival
+    return padded
+
+
+def rank(survivals: Float[Array, "B MAX_DRAFT"]) -> Ranked:
+    """Order the slots of all rows."""
+    by_slot = survivals.T.ravel()  # so that a stable sort breaks ties by slot, then by row
+    order = np.argsort(-by_slot, kind="stable")[: int((by_slot >= 0).sum())]
+    slots, rows = np.divmod(order, len(survivals))
+    return Ranked(by_slot[order], rows, slots)
+
+
+def expected_tokens(base: float, survival: Float[Array, " N"]) -> Float[Array, " N_plus_1"]:
+    """Tokens a step commits on average when it verifies the first 0..N candidates."""
+    return base + np.concatenate(([0.0], np.cumsum(survival)))
+
+
+def stopping_count(
+    base: float, known: Float[Array, " N"], expected: Float[Array, " M"], step_ms: Float[Array, " M_plus_1"]
+) -> int:
+    """How many candidates to admit when each is known only once all before it are admitted.
+
+    Before candidate i the rate of stopping there stands against the best rate further on, with the survivals behind
+    foreseen as `expected`, scaled so that they agree at i. The answer depends on known[:count + 1] only. Where
+    `expected` is `known` this is the first global maximum of the rate.
+    """
+    size = len(known)
+    kept = expected_tokens(base, known)
+    rates = kept / step_ms[: size + 1]
+    if known is expected:
+        return int(rates.argmax())
+    foreseen = expected_tokens(0.0, np.maximum(expected, _NEVER))
+    scale = known / np.diff(foreseen)[:size]
+    if size <= SMALL:
+        return _first_stop(kept.tolist(), foreseen.tolist(), scale.tolist(), step_ms.tolist())
+    for first in range(0, size, _TOGETHER):
+        here = slice(first, min(first + _TOGETHER, size))
+        ahead = (foreseen[first + 1 :] - foreseen[here, None]) * scale[here, None]
+        # Admitting candidate i leads to i + 1 and more: what lies before that is no choice.
+        further = np.triu((kept[here, None] + ahead) / step_ms[first + 1 :])
+        stops = further.max(axis=1) <= rates[here]
+        if stops.any():
+            return first + int(stops.argmax())
+    return size
+
+
+def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], step_ms: list[float]) -> int:
+    """The same without arrays, which is faster for a few candidates."""
+    for i, factor in enumerate(scale):
+        rate, now = kept[i] / step_ms[i], kept[i] - foreseen[i] * factor
+        further = zip(foreseen[i + 1 :], step_ms[i + 1 :], strict=True)
+        if all((now + tokens * factor) / ms <= rate for tokens, ms in further):
+            return i
+    return len(scale)
+
+
+def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
+    """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that."""
+    return costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows) * step.rest_drift
+
+
+def _draft_ms(
+    step: StepView, costs: CostCurves, rows: Sequence[int], reaches: Sequence[int], ranked: Ranked
+) -> Float[Array, " N_plus_1"]:
+    """Drafting for `rows` when 0..N candidates are admitted: as long as the longest of their drafts, for all of them.
+
+    Its pass is counted even where nothing is admitted; without it is another plan.
+    """
+    if not rows:
+        return np.zeros(len(ranked.row) + 1)
+    reach = np.zeros(len(step.rows), dtype=np.int64)
+    reach[rows] = [1 + reaches[i] for i in rows]
+    behind, offered = reach[ranked.row], np.bincount(ranked.row, minlength=len(step.rows))
+    ends = np.minimum(ranked.slot + behind, offered[ranked.row])
+    depth = np.concatenate(([1], np.where(behind > 0, ends, 1)))
+    by_slots = costs.draft_ms(len(rows), sum(step.rows[i].sampled for i in rows)) * step.draft_drift
+    return by_slots[np.maximum.accumulate(depth)]
+
+
+def drafting_ms(step: StepView, costs: CostCurves, choices: Sequence[Choice]) -> float:
+    """What the drafting that the choices asked for is predicted to have taken."""
+    drafted = [i for i, c in enumerate(choices) if c.length and c.offer is not None and c.offer.drafter_pass]
+    if not drafted:
+        return 0.0
+    by_slots = costs.draft_ms(len(drafted), sum(step.rows[i].sampled for i in drafted))
+    return float(by_slots[max(choices[i].length for i in drafted)]) * step.draft_drift
+
+
+def _best_offer(row: RowView, drafter_pass: bool) -> Offer | None:
+    """The row's best offer of one kind."""
+    offers = [offer for offer in row.offers if offer.drafter_pass == drafter_pass]
+    if not offers or row.room < 1:
+        return None
+    return offers[0] if len(offers) == 1 else max(offers, key=lambda offer: offer.kept(row.room))
+
+
+def _group_sizes(most: int) -> list[int]:
+    """0, 1, 2, 4, 8, 16, ... and all."""
+    return sorted({0, most, *(1 << k for k in range(most.bit_length()) if 1 << k < most)})
+
+
+def _choices(rows: Sequence[RowView], offers: Sequence[Offer | None], lens: Sequence[int]) -> tuple[Choice, ...]:
+    choices = []
+    for row, offer, length in zip(rows, offers, lens, strict=True):
+        if offer is None or not length:
+            choices.append(NO_DRAFT)
+        else:
+            reach = _REACH if offer.confident else 0
+            choices.append(Choice(offer, min(length + reach, len(offer.survival), row.room)))
+    return tuple(choices)
+
+
+def _cumulative(chances: Sequence[float]) -> list[float]:
+    return list(accumulate(chances, mul))

@@ -1,0 +1,118 @@
+"""From measured costs to a `Profile`: which differences say what, and how noise is kept from bending them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean, median
+
+from dspark.schedule.profile import NOTHING, Curve, Profile
+
+PassPoint = tuple[int, int, int]  # tokens, rows, context
+DraftPoint = tuple[int, int, bool]  # rows, slots, sampled at a temperature above 0
+HostPoint = tuple[int, int, bool]  # rows, drafted tokens per row, sampled at a temperature above 0
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The closest values (least squares) that never fall: neighbours in the wrong order share their mean.
+
+    Medians of noisy times may fall where costs cannot; a true step is left as it is.
+    """
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (high, some), (low, more) = blocks[-2], blocks.pop()
+            blocks[-1] = ((high * some + low * more) / (some + more), some + more)
+    return [value for value, count in blocks for _ in range(count)]
+
+
+def curve(points: Mapping[int, float]) -> Curve:
+    """A curve through the points, negative values raised to 0 and noise made monotone."""
+    sizes = sorted(points)
+    return Curve(tuple(sizes), tuple(rising([max(0.0, points[n]) for n in sizes])))
+
+
+def attention_curve(points: Mapping[int, float]) -> Curve:
+    """Cost per cached position over tokens of a request, made concave enough that splitting a pass among more
+    requests never makes it cheaper: neither the cost falls with tokens, nor does the cost per token rise."""
+    sizes = sorted(points)
+    costs = rising([max(0.0, points[n]) for n in sizes])
+    for i in range(1, len(costs)):
+        costs[i] = min(costs[i], costs[i - 1] * sizes[i] / sizes[i - 1])
+    return Curve(tuple(sizes), tuple(costs))
+
+
+def fit_profile(
+    passes: Mapping[PassPoint, float],
+    drafts: Mapping[DraftPoint, float],
+    hosts: Mapping[HostPoint, float],
+    block: int,
+) -> Profile:
+    """Put a profile together from median costs in ms.
+
+    Args:
+        passes: passes over one request at the smallest context give `tokens`; those of B tokens over B requests give
+            `rows`; those over one request at the largest context give `attention`. Other points are not looked at.
+        drafts: one and `block` slots per row count; sampled points beside greedy ones. Empty without a drafter.
+        hosts: steps without drafts per row count; drafted and sampled ones beside them.
+        block: tokens of a whole draft.
+    """
+    base, far = min(c for _, _, c in passes), max(c for _, _, c in passes)
+    tokens = {n: ms for (n, rows, context), ms in passes.items() if rows == 1 and context == base}
+    more = {r: ms - tokens[n] for (n, r, context), ms in passes.items() if n == r > 1 and context == base}
+    reading = {
+        n: (ms - tokens[n]) / (far - base)
+        for (n, rows, context), ms in passes.items()
+        if rows == 1 and context == far > base
+    }
+    return Profile(
+        tokens=curve(tokens),
+        rows=curve({1: 0.0, **more}),
+        attention=attention_curve(reading) if reading else NOTHING,
+        base_context=base,
+        block=block if drafts else 0,
+        draft=curve({rows: ms for (rows, slots, sampled), ms in drafts.items() if slots == 1 and not sampled})
+        if drafts
+        else NOTHING,
+        draft_slot=_slot_curve(drafts, block),
+        draft_sampled_ms=_typical(
+            (ms - drafts[rows, slots, False]) / (rows * slots)
+            for (rows, slots, sampled), ms in drafts.items()
+            if sampled
+        ),
+        host=curve({rows: ms for (rows, drafted, sampled), ms in hosts.items() if not drafted and not sampled}),
+        host_token_ms=_host_token_ms(hosts),
+        host_sampled_ms=_typical(
+            (ms - hosts[rows, drafted, False]) / rows for (rows, drafted, sampled), ms in hosts.items() if sampled
+        ),
+    )
+
+
+def residual(profile: Profile, held_out: Mapping[PassPoint, float]) -> float:
+    """Median relative error of predicted pass times on points the fit did not see; 0 without any."""
+    errors = [abs(profile.pass_ms(*point) / ms - 1) for point, ms in held_out.items()]
+    return median(errors) if errors else 0.0
+
+
+def _slot_curve(drafts: Mapping[DraftPoint, float], block: int) -> Curve:
+    if block < 2 or not drafts:
+        return NOTHING
+    return curve(
+        {
+            rows: (ms - drafts[rows, 1, False]) / (block - 1)
+            for (rows, slots, sampled), ms in drafts.items()
+            if slots == block and not sampled
+        }
+    )
+
+
+def _host_token_ms(hosts: Mapping[HostPoint, float]) -> float:
+    """What a drafted token adds, from steps with and without drafts that are otherwise alike."""
+    return _typical(
+        (ms - hosts[rows, 0, sampled]) / (rows * drafted)
+        for (rows, drafted, sampled), ms in hosts.items()
+        if drafted and (rows, 0, sampled) in hosts
+    )
+
+
+def _typical(values: Iterable[float]) -> float:
+    found = list(values)
+    return max(0.0, mean(found)) if found else 0.0

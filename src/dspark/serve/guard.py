@@ -1,0 +1,113 @@
+"""What every request passes before the API sees it: the key, the size of its body, the count of its answer."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dspark.serve.errors import ApiError
+from dspark.serve.settings import ServeConfig
+
+OPEN_PATHS = ("/health",)
+
+
+class Guard:
+    """ASGI middleware. `count` is told each response's path and status."""
+
+    def __init__(self, app: ASGIApp, config: ServeConfig, count: Callable[[str, int], None]):
+        self._app, self._config, self._count = app, config, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(scope["path"], message["status"])
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                check_key(Headers(scope=scope).get("authorization"), self._config.api_key, scope["path"])
+            body = await asyncio.wait_for(self._body(scope, receive), self._config.body_timeout_s)
+        except TimeoutError:
+            seconds = self._config.body_timeout_s
+            fault = ApiError(408, f"The body did not arrive within {seconds:g} s; send it again.", headers=_CLOSE)
+            return await fault.response()(scope, receive, counted)
+        except ApiError as fault:
+            return await fault.response()(scope, receive, counted)
+        if body is None:  # the client left while sending
+            return None
+        try:
+            await self._app(scope, _replay(body, receive), counted)
+        except Exception:  # answered further out
+            self._count(scope["path"], 500)
+            raise
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body. Raises ApiError (413) as soon as it is known to be too large."""
+        limit = self._config.max_body_bytes
+        too_large = ApiError(413, f"The body is larger than {limit} bytes; send less.", headers=_CLOSE)
+        announced = Headers(scope=scope).get("content-length", "0")
+        if announced.isdigit() and int(announced) > limit:
+            raise too_large
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise too_large
+            more = message.get("more_body", False)
+        return b"".join(parts)
+
+
+_CLOSE = {"connection": "close"}  # what is left of the body shall not be read as the next request
+
+
+def check_key(authorization: str | None, key: str | None, path: str) -> None:
+    """Raises ApiError (401) unless the key is right or none is set.
+
+    API clients send it as a bearer token; a browser, which asks its user, as the password of basic authentication.
+    """
+    if key is None:
+        return
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() == "basic":
+        given = _password(given)
+    # Bytes, because compare_digest takes only ASCII texts; its time does not depend on where the two differ.
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        challenge = "Bearer" if path.startswith("/v1/") else 'Basic realm="dspark", charset="UTF-8"'
+        raise ApiError(
+            401,
+            "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": challenge},
+        )
+
+
+def _password(credentials: str) -> str:
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one message, then whatever comes after it: the disconnect."""
+    sent = False
+
+    async def replay() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,122 @@
+"""Pauses and trials, on steps whose times the test makes up."""
+
+from dspark.config import RowRecord, StepRecord, StepTimes
+from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, Guard, Trials
+
+PLAIN_MS = 10.0
+
+
+def record(drafted: bool, accepted: int, ms: float, rows: int = 1, prefill: int = 0) -> StepRecord:
+    verified = 4 if drafted else 0
+    each = [
+        RowRecord(i, "toy" if drafted else "none", verified, verified, accepted, accepted + 1, 0, prefill)
+        for i in range(rows)
+    ]
+    return StepRecord(0, rows * (1 + verified), 10, StepTimes(0.0, ms, 0.0), tuple(each))
+
+
+def run(guard, steps, drafting_ms, accepted, rows=1) -> tuple[list[bool], float]:
+    """Which steps drafted, and the time lost or won against plain decoding, in plain steps."""
+    drafted, balance = [], 0.0
+    for i in range(steps):
+        may = guard.allows(rows, False)
+        kept = accepted(i) if may else 0
+        ms = drafting_ms if may else PLAIN_MS
+        guard.observe(record(may, kept, ms, rows))
+        drafted.append(may)
+        balance += (1 + kept) - ms / PLAIN_MS
+    return drafted, balance
+
+
+def test_a_draft_that_pays_goes_on_and_a_few_plain_steps_keep_the_comparison_fresh():
+    drafted, balance = run(Guard(), 2000, 15.0, lambda i: 2)
+    assert 0.985 < sum(drafted) / len(drafted) < 1
+    assert balance > 0.98 * 2000 * 1.5
+
+
+def test_a_hopeless_draft_is_paused_and_stays_so_at_bounded_cost():
+    guard = Guard()
+    drafted, _ = run(guard, 400, 20.0, lambda i: 0)
+    assert sum(drafted) < 70
+    drafted, balance = run(guard, 8000, 20.0, lambda i: 0)
+    assert sum(drafted) > 0  # it is tried again
+    assert -balance < 0.02 * 8000
+    resumed = [i for i in range(1, len(drafted)) if drafted[i] and not drafted[i - 1]]
+    waits = [b - a for a, b in zip(resumed, resumed[1:], strict=False)]
+    assert waits == sorted(waits) and waits[-1] > 1.8 * waits[0]
+
+
+def test_a_pause_ends_when_drafts_pay_again():
+    guard = Guard()
+    run(guard, 200, 15.0, lambda i: 0)
+    assert not guard.allows(1, False)
+    drafted, _ = run(guard, 3000, 15.0, lambda i: 3)
+    assert sum(drafted[2000:]) > 980
+
+
+def test_loads_are_judged_apart():
+    """What does not pay in a crowd may pay for one."""
+    guard = Guard()
+    run(guard, 200, 30.0, lambda i: 1, rows=32)
+    assert guard.ratio(32) > 2
+    drafted, _ = run(guard, 100, 12.0, lambda i: 1, rows=1)
+    assert sum(drafted) > 90
+
+
+def test_steps_that_read_prompts_and_single_hiccups_decide_nothing():
+    guard = Guard()
+    run(guard, 100, 15.0, lambda i: 2)
+    before = guard.ratio(1)
+    guard.observe(record(True, 0, 500.0, prefill=100))
+    assert guard.ratio(1) == before
+    guard.observe(record(True, 2, 5000.0))
+    assert guard.ratio(1) < 1.2 * before and guard.allows(1, False)
+
+
+def due_steps(trials, key, steps):
+    return [i for i in range(steps) if trials.due(key)]
+
+
+def test_trials_grow_rare_while_they_lose():
+    steps = due_steps(Trials(), ("toy", "greedy"), 20000)
+    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    assert gaps == sorted(gaps) and gaps[-1] >= 16 * FIRST_WAIT
+    assert len(steps) / 20000 < 0.001
+
+
+def test_a_win_is_followed_up_a_few_times_and_no_more():
+    """A source may be right and still not worth its price; then trials that win must not go on for ever."""
+    trials, key, tried = Trials(), ("toy", "greedy"), 0
+    for _ in range(20000):
+        if trials.due(key):
+            tried += 1
+            trials.won(key)
+    assert tried == (1 + FOLLOW_UPS) * len(due_steps(Trials(), key, 20000))
+
+
+def test_a_loss_ends_the_follow_up():
+    trials, key = Trials(), ("toy", "greedy")
+    due_steps(trials, key, FIRST_WAIT)
+    trials.won(key)
+    assert trials.due(key) and not trials.due(key)
+
+
+def test_use_resets_the_wait():
+    trials, key = Trials(), ("toy", "greedy")
+    due_steps(trials, key, 5000)
+    trials.used(key)
+    assert due_steps(trials, key, 3 * FIRST_WAIT) == [FIRST_WAIT - 1, 3 * FIRST_WAIT - 1]
+
+
+def test_a_trial_that_costs_more_waits_longer():
+    trials = Trials()
+    assert next(i for i in range(2000) if trials.due(("toy", "greedy"), 5.0)) == 5 * FIRST_WAIT - 1
+
+
+def test_a_released_request_is_forgotten_and_sources_are_not():
+    trials = Trials()
+    due_steps(trials, (7, "toy"), 100)
+    due_steps(trials, ("toy", "greedy"), 100)
+    trials.release(7)
+    assert due_steps(trials, (7, "toy"), 200)[0] == FIRST_WAIT - 1
+    assert due_steps(trials, ("toy", "greedy"), 200)[0] == FIRST_WAIT - 101

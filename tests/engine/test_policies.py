@@ -1,0 +1,93 @@
+"""Every policy gives plain decoding's text, and those that look for what pays find it."""
+
+import pytest
+
+from dspark.engine.auto_proposer import AutoProposer
+from dspark.engine.lookup import LookupProposer
+from tests.engine import machine as m
+from tests.engine import support as s
+
+PROMPTS = s.prompts(4)
+MODES = {"greedy": s.greedy(), "seeded": s.seeded(temperature=0.7)}
+POLICIES = ["length", "history", "threshold:0.49", "scheduled", "auto"]
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    return {name: s.toy_engine(target).generate(PROMPTS, params) for name, params in MODES.items()}
+
+
+def proposer_of(kind, target):
+    neural = s.bigram_proposer(target)
+    return neural if kind == "dspark" else AutoProposer(LookupProposer(), neural)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["dspark", "auto"])
+@pytest.mark.parametrize("mode", MODES)
+def test_text_is_that_of_plain_decoding(mode, kind, policy, target, plain, monkeypatch):
+    m.Clock(monkeypatch, target)
+    engine = m.engine_on(target, proposer_of(kind, target), policy=policy, max_batch=3, max_pass_tokens=64)
+    outputs = engine.generate(PROMPTS, MODES[mode])
+    assert [o.token_ids for o in outputs] == [a.token_ids for a in plain[mode]]
+    assert sum(o.stats.accepted for o in outputs) > 0
+
+
+def test_records_tell_drafted_from_verified(target, monkeypatch):
+    m.Clock(monkeypatch, target)
+    engine = m.engine_on(target, s.bigram_proposer(target), policy="threshold:0.49")
+    rows = [row for record in m.run(engine, PROMPTS, s.greedy()) for row in record.rows]
+    assert any(row.verified < row.drafted for row in rows)
+    for row in rows:
+        assert row.accepted <= row.verified <= row.drafted
+        assert len(row.slot_accepted) == len(row.confidence) == row.verified
+        assert (row.source == "none") == (row.drafted == 0)
+
+
+def warm_ms_per_token(target, monkeypatch, policy, neural, rows=1, **settings):
+    """Time per token on the made-up machine, after one round of learning."""
+    with monkeypatch.context() as patch:
+        clock = m.Clock(patch, target)
+        clock.watch(neural)
+        engine = m.engine_on(target, neural, policy=policy, **settings)
+        m.run(engine, s.prompts(rows, seed=8), s.greedy(max_tokens=100))
+        time, tokens = m.decoding_ms(m.run(engine, s.prompts(rows, seed=5), s.greedy(max_tokens=120)))
+    return time / tokens
+
+
+def test_scheduled_is_as_fast_as_the_best_fixed_length(target, monkeypatch):
+    fixed = [warm_ms_per_token(target, monkeypatch, f"fixed:{n}", s.bigram_proposer(target)) for n in (1, 2, 4, 6)]
+    plain = m.TWO_CORES.pass_ms(1, 1, 0) + m.TWO_CORES.host_ms(1)
+    assert min(fixed) < 0.9 * plain
+    assert warm_ms_per_token(target, monkeypatch, "scheduled", s.bigram_proposer(target)) < 1.03 * min(fixed)
+
+
+def drafted_and_lost(records):
+    """Steps with a draft, and the share of time beyond plain decoding of the same tokens, one row at a time."""
+    time, tokens = m.decoding_ms(records)
+    plain = tokens * (m.TWO_CORES.pass_ms(1, 1, 0) + m.TWO_CORES.host_ms(1))
+    return sum(any(row.drafted for row in record.rows) for record in records), time / plain - 1
+
+
+@pytest.mark.parametrize(("policy", "kind"), [("auto", "dspark"), ("auto", "auto"), ("history", "dspark")])
+def test_a_hopeless_drafter_is_found_out_once_and_tried_ever_more_rarely(policy, kind, target, monkeypatch):
+    neural = s.random_proposer(target)
+    clock = m.Clock(monkeypatch, target)
+    clock.watch(neural)
+    proposer = neural if kind == "dspark" else AutoProposer(LookupProposer(), neural)
+    engine = m.engine_on(target, proposer, policy=policy)
+    first = m.run(engine, PROMPTS[:1], s.greedy(max_tokens=400))
+    later = [m.run(engine, [prompt], s.greedy(max_tokens=400)) for prompt in PROMPTS[1:3]]
+    neural_steps = [sum(row.source == "dspark" for r in records for row in r.rows) for records in (first, *later)]
+    assert 0 < neural_steps[0] < 40
+    assert all(n <= 6 for n in neural_steps[1:]) and sum(neural_steps[1:]) > 0
+    assert all(drafted_and_lost(records)[1] < 0.02 for records in later)
+
+
+def test_without_the_guard_fixed_drafts_whatever_it_brings(target, monkeypatch):
+    neural = s.random_proposer(target)
+    m.Clock(monkeypatch, target).watch(neural)
+    engine = m.engine_on(target, neural, policy="fixed:4", guard=False)
+    records = m.run(engine, PROMPTS[:1], s.greedy(max_tokens=60))
+    drafted, lost = drafted_and_lost(records)
+    assert drafted >= 50 and lost > 0.3

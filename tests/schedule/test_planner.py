@@ -1,0 +1,197 @@
+"""The plan is the best there is, given what it may know."""
+
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dspark.schedule import Choice, RowView, StepView, planner
+from dspark.schedule.planner import plan_drafts, plan_verification, rank, table
+from tests.schedule import machines as m
+
+CHANCE = st.floats(0.01, 1.0)
+ROWS = st.lists(st.lists(CHANCE, max_size=3), min_size=1, max_size=3)
+# Rising staircases: each token adds nothing, or a step.
+TABLE = st.lists(st.sampled_from([0.0, 0.0, 0.1, 0.5, 2.0]), min_size=14, max_size=14).map(
+    lambda rises: [10 + sum(rises[:i]) for i in range(len(rises))]
+)
+
+
+@pytest.fixture(params=["lists", "arrays"])
+def small(request, monkeypatch):
+    """Few candidates are planned with lists, many with arrays; both must do the same."""
+    monkeypatch.setattr(planner, "SMALL", 16 if request.param == "lists" else 0)
+    monkeypatch.setattr(planner, "_TOGETHER", 2)
+
+
+NO_HEALTH_CHECK = {"suppress_health_check": [HealthCheck.function_scoped_fixture], "deadline": None}
+
+
+def tokens_per_ms(step, lens, rows, costs, draft_ms=0.0):
+    kept = sum(sum(m.survivals(chances)[:n]) for chances, n in zip(rows, lens, strict=True))
+    time = costs.step_ms(step.tokens, sum(lens), step.pass_rows, step.context)[-1] + draft_ms
+    return (len(rows) + kept) / time
+
+
+def best_rate(step, rows, costs, draft_ms=0.0):
+    everything = product(*(range(len(chances) + 1) for chances in rows))
+    return max(tokens_per_ms(step, lens, rows, costs, draft_ms) for lens in everything)
+
+
+@given(ROWS, TABLE)
+@settings(max_examples=200, **NO_HEALTH_CHECK)
+def test_what_is_verified_equals_brute_force_where_everything_may_be_known(small, rows, table):
+    step, costs = m.step_of(rows), m.curves(table)
+    lens = plan_verification(step, m.whole(step), [len(r) for r in rows], rows, costs)
+    assert tokens_per_ms(step, lens, rows, costs) == pytest.approx(best_rate(step, rows, costs))
+
+
+@given(ROWS, TABLE)
+@settings(max_examples=100, **NO_HEALTH_CHECK)
+def test_what_is_drafted_equals_brute_force_over_what_the_past_expects(rows, table):
+    step, costs = m.step_of(rows, free=False), m.curves(table)
+    lens = [choice.length for choice in plan_drafts(step, costs)]
+    assert tokens_per_ms(step, lens, rows, costs) == pytest.approx(best_rate(step, rows, costs))
+
+
+@given(st.lists(CHANCE, min_size=1, max_size=4), TABLE, st.floats(0, 20))
+@settings(max_examples=100, **NO_HEALTH_CHECK)
+def test_a_drafter_pass_is_asked_for_where_it_pays(chances, table, draft_ms):
+    step, costs = m.step_of([chances], drafter_pass=True), m.curves(table, draft_ms)
+    (choice,) = plan_drafts(step, costs)
+    drafting = max(tokens_per_ms(step, [n], [chances], costs, draft_ms) for n in range(1, len(chances) + 1))
+    plain = tokens_per_ms(step, [0], [chances], costs)
+    paid = draft_ms if choice.length else 0.0
+    assert tokens_per_ms(step, [choice.length], [chances], costs, paid) == pytest.approx(max(drafting, plain))
+
+
+def opened_one_by_one(step, expected, reveal, costs):
+    """The same plan by a reader who sees a confidence only after admitting every token before it."""
+    lens, survival, base = [0] * len(step.rows), {}, len(step.rows)
+    foreseen = sorted((s for row in expected for s in m.survivals(row)), reverse=True)
+    times = costs.step_ms(step.tokens, len(foreseen), step.pass_rows, step.context)
+    kept = base
+    while True:
+        front = []
+        for r, row in enumerate(expected):
+            if lens[r] < len(row):
+                before = survival.get((r, lens[r] - 1), 1.0)
+                survival[r, lens[r]] = before * reveal(r, lens[r])
+                front.append((-survival[r, lens[r]], lens[r], r))
+        if not front:
+            return tuple(lens)
+        value, _, r = min(front)
+        admitted = sum(lens)
+        scale = -value / max(foreseen[admitted], 1e-9)
+        further = [
+            (kept + scale * sum(max(s, 1e-9) for s in foreseen[admitted:end])) / times[end]
+            for end in range(admitted + 1, len(foreseen) + 1)
+        ]
+        if max(further) <= kept / times[admitted] + 1e-15:
+            return tuple(lens)
+        kept += -value
+        lens[r] += 1
+
+
+@given(ROWS, TABLE, st.data())
+@settings(max_examples=150, **NO_HEALTH_CHECK)
+def test_sampled_rows_are_opened_one_by_one(small, rows, table, data):
+    """The whole-batch plan is what a reader gets who cannot look ahead, and looks at nothing it has not opened."""
+    now = [[data.draw(CHANCE) for _ in row] for row in rows]
+    step, costs = m.step_of(rows, free=False), m.curves(table)
+    lens = plan_verification(step, m.whole(step), [len(r) for r in rows], now, costs)
+    seen = set()
+
+    def reveal(r, slot):
+        seen.add((r, slot))
+        return now[r][slot]
+
+    assert lens == opened_one_by_one(step, rows, reveal, costs)
+    assert all(slot <= lens[r] for r, slot in seen)
+
+
+@given(ROWS, TABLE, st.data())
+@settings(max_examples=150, **NO_HEALTH_CHECK)
+def test_nothing_behind_the_first_slot_left_out_matters(small, rows, table, data):
+    """Neither later confidences nor where the drafter stopped because of a token."""
+    now = [[data.draw(CHANCE) for _ in row] for row in rows]
+    step, costs = m.step_of(rows, free=False), m.curves(table)
+    lens = plan_verification(step, m.whole(step), [len(r) for r in rows], now, costs)
+    other, ends = [], []
+    for row, n in zip(now, lens, strict=True):
+        known = row[: n + 1]
+        other.append(known + [data.draw(CHANCE) for _ in row[n + 1 :]])
+        ends.append(data.draw(st.integers(min(n + 1, len(row)), len(row))))
+    assert plan_verification(step, m.whole(step), ends, other, costs) == lens
+
+
+@given(ROWS, TABLE, st.data())
+@settings(max_examples=100, **NO_HEALTH_CHECK)
+def test_rows_known_as_a_whole_do_not_open_the_others(rows, table, data):
+    """In a mixed batch the count may look at greedy and coupled rows, and at nothing of the sampled ones."""
+    free = [data.draw(st.booleans()) for _ in rows]
+    now = [[data.draw(CHANCE) for _ in row] for row in rows]
+    step, costs = m.step_of(rows, free=free), m.curves(table)
+    lens = plan_verification(step, m.whole(step), [len(r) for r in rows], now, costs)
+    other = [
+        row if f else row[: n + 1] + [data.draw(CHANCE) for _ in row[n + 1 :]]
+        for row, n, f in zip(now, lens, free, strict=True)
+    ]
+    assert plan_verification(step, m.whole(step), [len(r) for r in rows], other, costs) == lens
+
+
+STAIRCASE = [10.0] + [18.0] * 8 + [40.0] * 8
+
+
+def test_a_staircase_is_climbed_to_its_far_end():
+    chances = [0.6] * 12
+    step, costs = m.step_of([chances]), m.curves(STAIRCASE)
+    one = tokens_per_ms(step, [1], [chances], costs)
+    assert one < tokens_per_ms(step, [0], [chances], costs)  # whoever stops at the first fall never leaves plain
+    assert plan_verification(step, m.whole(step), [12], [chances], costs) == (8,)
+    sampled = m.step_of([chances], free=False)
+    assert plan_verification(sampled, m.whole(sampled), [12], [chances], costs) == (8,)
+    assert plan_drafts(sampled, costs)[0].length == 8
+
+
+def test_ties_go_to_the_smaller_slot_and_then_to_the_earlier_row():
+    ranked = rank(table([[0.5, 0.5], [0.9, 0.5], [0.5]]))
+    assert list(zip(ranked.row.tolist(), ranked.slot.tolist(), strict=True)) == [(1, 0), (0, 0), (2, 0), (0, 1), (1, 1)]
+
+
+def test_verify_lengths_fall_as_rows_share_the_pass():
+    """On a machine whose pass costs by the token, a crowd leaves no room for unlikely tokens."""
+    costs = m.curves(lambda tokens: 10 + max(0, tokens - 8))
+    lengths = []
+    for rows in (1, 4, 8, 32):
+        step = m.step_of([[0.7] * 8] * rows)
+        lengths.append(sum(plan_verification(step, m.whole(step), [8] * rows, [[0.7] * 8] * rows, costs)) / rows)
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
+
+
+def test_a_trial_is_verified_whole_and_leaves_the_others_their_plan():
+    costs = m.curves(lambda tokens: 10 + tokens)
+    step = m.step_of([[0.9, 0.9], [0.1, 0.1]])
+    first, second = m.whole(step)
+    lens = plan_verification(
+        step, [first, Choice(second.offer, 2, trial=True)], [2, 2], [[0.9, 0.9], [0.1, 0.1]], costs
+    )
+    assert lens == (2, 2)
+    assert plan_verification(step, [first, second], [2, 2], [[0.9, 0.9], [0.1, 0.1]], costs) == (2, 0)
+
+
+def test_each_row_gets_the_source_that_pays_more():
+    cheap, good = m.one_offer([0.5]), m.one_offer([0.9, 0.9, 0.9], drafter_pass=True, confident=True)
+    rows = (RowView(5, 8, True, offers=(cheap, good)), RowView(5, 8, True, offers=(cheap,)), RowView(5, 0, True))
+    step = StepView(rows, 3, 3, 50)
+    assert [c.offer for c in plan_drafts(step, m.curves([10.0], draft=1.0))] == [good, cheap, None]
+    assert [c.offer for c in plan_drafts(step, m.curves([10.0], draft=100.0))] == [cheap, cheap, None]
+
+
+def test_costs_that_grew_since_the_profile_count():
+    step = m.step_of([[0.6]], drafter_pass=True)
+    costs = m.curves([10.0], draft=4.0)
+    assert plan_drafts(step, costs)[0].length == 1
+    slower = StepView(step.rows, step.tokens, step.pass_rows, step.context, draft_drift=2.0)
+    assert plan_drafts(slower, costs)[0].length == 0
