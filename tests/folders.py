@@ -13,7 +13,7 @@ WEIGHTS = "model.safetensors"
 
 
 def engine(folder, **settings):
-    return Engine.from_pretrained(str(folder), **{"kv_gb": 0.02, "dtype": "float32", **settings})
+    return Engine.from_pretrained(str(folder), **{"kv_gb": 0.02, "dtype": "float32", "profile": "none", **settings})
 
 
 def edit_json(path, **changes):

@@ -52,13 +52,13 @@ class Browser:
     def run(self, script: str, *args: Any) -> Any:
         return self.driver.execute_script(script, *args)
 
-    def wait(self, condition: Callable[[], Any]) -> Any:
+    def wait(self, condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
         """Until the condition holds. Raises AssertionError when it never does."""
         from selenium.common.exceptions import TimeoutException
         from selenium.webdriver.support.wait import WebDriverWait
 
         try:
-            return WebDriverWait(self.driver, WAIT_S, poll_frequency=0.05).until(lambda _: condition())
+            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(lambda _: condition())
         except TimeoutException:
             raise AssertionError(f"never came true; the page says {self.text('body')[-2000:]!r}") from None
 

@@ -54,7 +54,7 @@ def gate(running, monkeypatch):
 
 
 def done(page):
-    return page.text("#status").startswith("Done.")
+    return page.text("#status").startswith("Done: ")
 
 
 def say_all_pieces(events):

@@ -87,6 +87,16 @@ def test_real_model_bits_do_not_depend_on_chunks_nor_on_the_rows_beside(smollm2_
 
 
 @pytest.mark.real
-def test_real_model_in_fast_mode_fails_the_same_check(smollm2):
-    ids = tokens(140, 3, smollm2.spec.vocab_size)
-    assert not torch.equal(run(smollm2, ids, [100, 101, 102, 107, 112, 127, 128, 132]), run(smollm2, ids, []))
+def test_activations_scaled_by_the_whole_call_fail_the_same_check(smollm2_exact, monkeypatch):
+    """The wrong variant: dynamic quantisation with one scale for all rows ties a token to its batch mates."""
+    head = smollm2_exact.decoder.head
+
+    def quantised(x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().max() / 127
+        return head((x / scale).round() * scale)
+
+    monkeypatch.setattr(smollm2_exact.decoder, "head", quantised)
+    ids = tokens(140, 3, smollm2_exact.spec.vocab_size)
+    assert not torch.equal(
+        run(smollm2_exact, ids, [100, 101, 102, 107, 112, 127, 128, 132]), run(smollm2_exact, ids, [])
+    )

@@ -18,6 +18,13 @@ Proposer = Annotated[str, typer.Option(help="Where drafts come from: auto, none,
 Policy = Annotated[
     str, typer.Option(help="How much to draft and verify: fixed:N, length, history, threshold:c, scheduled, auto.")
 ]
+Profile = Annotated[
+    str,
+    typer.Option(
+        envvar="DSPARK_PROFILE",
+        help="What passes cost on this machine: auto (measured when first needed, then kept), none, or a profile.json.",
+    ),
+]
 System = Annotated[str | None, typer.Option(help="System message; default is the model's own.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to answer with.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -28,6 +29,7 @@ from dspark.serve.worker import FAILED, Worker
 
 logger = logging.getLogger("dspark.serve")
 
+PREPARING = 2  # threads that tokenize; more would only take time from decoding
 CLIENT_GONE = 499  # nobody reads it; it is for the counter
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _FAULTS: dict[int | str, dict[str, Any]] = {
@@ -64,17 +66,18 @@ class Server:
         self.worker.observers.append(self.metrics.on_event)
         engine.listeners += [self.metrics.on_step, self.state.on_step]
         self.created = int(time.time())
+        self._preparing = CapacityLimiter(PREPARING)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         begun_s = time.perf_counter()
         # Long texts and schemas take a while to tokenize and compile, which others need not wait for.
-        prepared = await run_in_threadpool(prepare_chat, body, self.engine, self.config)
+        prepared = await run_sync(prepare_chat, body, self.engine, self.config, limiter=self._preparing)
         shape = ChatShape(self.engine.target.tokenizer, prepared.offers_tools)
         return await self._answer(request, shape, prepared, begun_s)
 
     async def completion(self, request: Request, body: CompletionRequest) -> Response:
         begun_s = time.perf_counter()
-        prepared = await run_in_threadpool(prepare_completion, body, self.engine, self.config)
+        prepared = await run_sync(prepare_completion, body, self.engine, self.config, limiter=self._preparing)
         return await self._answer(request, CompletionShape(self.engine.target.tokenizer), prepared, begun_s)
 
     async def _answer(self, request: Request, shape: Shape, prepared: Prepared, begun_s: float) -> Response:
@@ -93,7 +96,7 @@ def create_app(engine: Engine, config: ServeConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         server.worker.start()
         yield
-        await run_in_threadpool(server.worker.stop)
+        await run_sync(server.worker.stop)
 
     app = FastAPI(title="dspark", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.server = server
@@ -112,26 +115,26 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     app.post("/v1/completions", **_ANSWERS)(server.completion)
 
     @app.get("/v1/models")
-    def models() -> dict[str, Any]:
+    async def models() -> dict[str, Any]:
         return {"object": "list", "data": [server.model()]}
 
     @app.get("/v1/models/{model}", responses={404: _FAULTS[404]})
-    def model(model: str) -> dict[str, Any]:
+    async def model(model: str) -> dict[str, Any]:
         if model != server.config.model_name:
             raise ApiError(404, f"There is no model {model!r}; this server has {server.config.model_name!r}.", "model")
         return server.model()
 
     @app.get("/v1/dspark/state")
-    def state() -> dict[str, Any]:
+    async def state() -> dict[str, Any]:
         return server.state.body()
 
     @app.get("/health", response_class=Response, responses={503: _FAULTS[503]})
-    def health() -> Response:
+    async def health() -> Response:
         well = server.worker.alive and not server.worker.draining
         return json_response({"status": "ok" if well else "stopping"}, 200 if well else 503)
 
     @app.get("/metrics", response_class=Response)
-    def metrics() -> Response:
+    async def metrics() -> Response:
         return Response(server.metrics.render(), headers={"content-type": _METRICS_TYPE})
 
     add_dashboard(app)

@@ -13,6 +13,7 @@ from dspark.errors import DsparkError
 from dspark.serve.app import create_app
 from dspark.serve.settings import ServeConfig
 
+KEEP_ALIVE_S = 75  # longer than clients and proxies keep a connection, so that it is never closed under a request
 FLUSH_S = 5  # for the last bytes of answers to leave, after draining
 
 
@@ -41,6 +42,7 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 lifespan="on",
                 timeout_graceful_shutdown=FLUSH_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 server_header=False,
                 ws="none",
             )

@@ -5,7 +5,7 @@ import { readRace, readWish, showOffers } from "./controls.js";
 import { decode } from "./decode.js";
 import { Live } from "./live.js";
 import { race } from "./race.js";
-import { AnswerView, facts } from "./view.js";
+import { AnswerView, summary } from "./view.js";
 
 const byId = (id) => document.getElementById(id);
 const views = {
@@ -34,7 +34,7 @@ const live = new Live(
 function ask() {
   return run("Decoding …", false, async (signal) => {
     const answer = await decode(readWish(state.model), views.single, signal);
-    say(`Done. ${facts(answer)}`);
+    say(`Done: ${summary(answer)}.`);
   });
 }
 

@@ -1,8 +1,8 @@
 // Two kinds of small SVG charts with labelled axes.
 
-const WIDTH = 340;
-const HEIGHT = 170;
-const BOX = { left: 44, right: WIDTH - 8, top: 12, bottom: HEIGHT - 34 };
+const WIDTH = 260; // CSS pixels at most widths
+const HEIGHT = 150;
+const BOX = { left: 42, right: WIDTH - 8, top: 12, bottom: HEIGHT - 34 };
 
 /**
  * Values over the last `span` seconds. `points`: [seconds ago, value], oldest first; a value of null is a gap.

@@ -41,15 +41,19 @@ export function rounded(value, digits = 1) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
 }
 
-/** What the server says about a finished answer, in words. */
-export function facts(answer) {
+/** A finished answer in a few words. */
+export function summary(answer) {
+  return `${answer.later + 1} tokens at ${rounded(speed(answer))} tokens/s after the first`;
+}
+
+/** What the server says about a finished answer. */
+function facts(answer) {
   const n = answer.numbers;
   if (!n) return "";
   const parts = [`${n.committed} tokens after the first in ${n.steps} steps`];
   if (n.steps) parts.push(`${rounded(n.acceptance_length, 2)} tokens per step`);
   if (n.verified) parts.push(`${n.accepted} of ${n.verified} verified guesses kept`);
   parts.push(`first token after ${rounded(n.time_to_first_token_ms, 0)} ms`);
-  parts.push(`then ${rounded(speed(answer))} tokens/s`);
   if (answer.finish === "length") parts.push("cut at the limit of tokens");
   return `${parts.join("; ")}.`;
 }
