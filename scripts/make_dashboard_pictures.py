@@ -28,7 +28,7 @@ def main(url: str) -> None:
         browser.wait(lambda: "proposer" in browser.text("#about"))
         browser.fill("#prompt", "Count from one to twelve, like this: one apple, two apples, three apples.")
         browser.fill("#seed", "7")
-        browser.fill("#max-tokens", "48")
+        browser.fill("#max-tokens", "40")
         browser.find("#race").click()
         browser.wait(lambda: browser.text("#status").startswith("The texts"), WAIT_S)
         for name, width, dark in PICTURES:

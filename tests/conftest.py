@@ -3,10 +3,16 @@
 import importlib.util
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: spinning threads crawl beside other work
+# Before torch. Spinning threads crawl beside other work, and workers side by side have a core each, processes they
+# start included.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+torch.set_num_threads(1)  # toy passes are too small for two, and bitwise claims of a trainer hold for one
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,16 +1,6 @@
 import pytest
-import torch
 
 from tests.engine.support import toy_target
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Toy passes are too small for two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -23,11 +23,6 @@ QUESTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Real passes use every thread there is."""
-
-
 def engine_for(target, proposer, policy="fixed:4"):
     config = EngineConfig(kv_gb=0.5, policy=policy)
     return Engine(target, proposer, config)

@@ -29,14 +29,6 @@ PROMPT = 20  # tokens, and a few more
 COLD = [(1, 8, False), (1, 512, False), (8, 40, False), (8, 512, False)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return load_target(str(write_target(tmp_path_factory.mktemp("target"))), CPU, "float32", True)

@@ -1,17 +1,7 @@
 import pytest
-import torch
 
 from tests.engine import support as s
 from tests.serve.support import serving
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    """Toy passes are too small for two threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from dspark.target import PassRow, Tokenizer, load_target, resolve_model
 from tests.sentences import assert_one_sentence
 from tests.target.gguf_files import USER_TOKEN, as_stored, write_gguf, write_merging_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "cache")
+pytestmark = pytest.mark.usefixtures("cache")
 
 CPU = torch.device("cpu")
 TEXTS = [

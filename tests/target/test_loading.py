@@ -25,8 +25,6 @@ from tests.folders import WEIGHTS, edit_json, edit_tensors, engine, other_tokeni
 from tests.target.gguf_files import write_gguf, write_merging_model
 from tests.toy_models import CHAT_TEMPLATE, EOS_ID, write_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

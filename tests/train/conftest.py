@@ -1,16 +1,6 @@
 import pytest
-import torch
 
 from tests.train.toys import CPU, write_target
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Bitwise claims hold for one thread, and toy passes are too small for two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
