@@ -9,13 +9,14 @@ sys.path.insert(0, str(ROOT))  # the browser is the tests'
 from tests.serve.browser import Browser, chromium  # noqa: E402
 
 WAIT_S = 300
+MOST_HEIGHT = 1700  # pixels
 PICTURES = (("dashboard.png", 1100, False), ("dashboard-dark.png", 1100, True), ("dashboard-narrow.png", 360, False))
 
 
 def save_whole(browser: Browser, path: Path, width: int, dark: bool) -> None:
-    """A picture of the page from its top to its end."""
+    """A picture of the page from its top to its end, or as much of it as a document wants."""
     browser.look(width, 400, dark)
-    browser.look(width, browser.run("return document.documentElement.scrollHeight"), dark)
+    browser.look(width, min(MOST_HEIGHT, browser.run("return document.documentElement.scrollHeight")), dark)
     browser.save(path)
 
 
@@ -26,9 +27,8 @@ def main(url: str) -> None:
         browser.driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         browser.open(url)
         browser.wait(lambda: "proposer" in browser.text("#about"))
-        browser.fill("#prompt", "Count from one to twelve, like this: one apple, two apples, three apples.")
         browser.fill("#seed", "7")
-        browser.fill("#max-tokens", "40")
+        browser.fill("#max-tokens", "120")
         browser.find("#race").click()
         browser.wait(lambda: browser.text("#status").startswith("The texts"), WAIT_S)
         for name, width, dark in PICTURES:

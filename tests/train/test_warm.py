@@ -45,14 +45,12 @@ def test_one_layer_is_the_targets_last(qwen, kv_heads):
     hidden, taps = qwen.decoder.run(ids, [PassRow(0, 0, len(ids))], qwen.decoder.new_pool(128), (0, 1))
     anchors = torch.tensor([1, 17, 39])
     into_last = taps[anchors, None, HIDDEN:]
-    softer = FIRST_NORM / qwen.decoder.final_norm.square().mean().sqrt()
-    found = backbone.block_hidden(taps, into_last, anchors)[:, 0] / softer
+    found = backbone.block_hidden(taps, into_last, anchors)[:, 0] / FIRST_NORM
     expected = rms_norm(hidden[anchors], qwen.decoder.final_norm, qwen.spec.rms_eps)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     # One position off is another layer's output.
-    assert (
-        backbone.block_hidden(taps[1:], into_last, anchors.clamp(max=38))[:, 0] / softer - expected
-    ).abs().max() > 0.05
+    shifted = backbone.block_hidden(taps[1:], into_last, anchors.clamp(max=38))[:, 0] / FIRST_NORM
+    assert (shifted - expected).abs().max() > 0.05
 
 
 def test_layers_taps_and_norms_come_from_their_places(qwen):
@@ -93,8 +91,8 @@ def test_a_target_without_norms_has_its_gains_measured(target, corpus):
     ids = corpus.sequence(0)
     pool = target.decoder.new_pool(128)
     _, taps = target.decoder.run(ids, [PassRow(0, 0, len(ids))], pool, (1,))
-    normed = rms_norm(taps, tensors["layers.0.input_layernorm.weight"], target.spec.rms_eps)
-    queries = (normed @ tensors["layers.0.self_attn.q_proj.weight"].T).view(len(ids), -1, target.spec.head_dim)
+    normed = rms_norm(taps[1:], tensors["layers.0.input_layernorm.weight"], target.spec.rms_eps)
+    queries = (normed @ tensors["layers.0.self_attn.q_proj.weight"].T).view(len(ids) - 1, -1, target.spec.head_dim)
     ours = rms_norm(queries, gains, target.spec.rms_eps).square().mean((0, 1)).sqrt()
     torch.testing.assert_close(ours, queries.square().mean((0, 1)).sqrt())
 

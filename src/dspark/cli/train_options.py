@@ -35,6 +35,10 @@ ChunkBlocks = Annotated[int, typer.Option(help="Blocks of one text computed toge
 Lr = Annotated[float, typer.Option(help="Highest learning rate.")]
 Decay = Annotated[float, typer.Option(help="Slot k weighs exp(-(k-1)/decay).")]
 Bigrams = Annotated[bool, typer.Option(help="Start the Markov head from counted bigrams.")]
+DistanceHeads = Annotated[bool, typer.Option(help="Start most heads looking at the last few positions.")]
+HiddenWeight = Annotated[
+    float, typer.Option(help="Weight of the loss that pulls hidden states towards the target's; 0 is off.")
+]
 WarmStart = Annotated[bool, typer.Option("--warm-start", help="Start the layers from the target's last ones.")]
 RefineProb = Annotated[float, typer.Option(help="How often blocks show the drafter's own samples in place of masks.")]
 CutLoops = Annotated[bool, typer.Option(help="Cut responses where they begin to loop.")]

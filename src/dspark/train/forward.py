@@ -78,7 +78,6 @@ def chunk_sums(
         confidence.append(drafter.token_free.logits(hidden.detach())[slots.mask])
     places, which = torch.unique(slots.rows, return_inverse=True)
     probs = target_probs(features, places, head_rows)[which]
-    whole = bool(slots.mask.all())
-    return loss_sums(
-        logits.flatten(0, 1) if whole else logits[slots.mask], probs, slots.labels, slots.weights, confidence
-    )
+    hidden, logits = (x.flatten(0, 1) if bool(slots.mask.all()) else x[slots.mask] for x in (hidden, logits))
+    states = (hidden, features.hidden[slots.rows].float())
+    return loss_sums(logits, probs, slots.labels, slots.weights, confidence, states)

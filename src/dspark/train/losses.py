@@ -2,10 +2,14 @@
 
 Over the N counted slots of an optimiser batch, with draft distribution q, target distribution p and label y:
 
-    loss = 0.1 CE + 0.9 L1 + 1.0 BCE        each term = sum(weight * value) / sum(weight)
+    loss = 0.1 CE + 0.9 L1 + 1.0 BCE + w H  each term = sum(weight * value) / sum(weight)
     CE   = -log q(y)
     L1   = sum over the whole vocabulary of |q - p| (twice the total variation distance)
     BCE  = cross entropy of the confidence against the detached 1 - L1 / 2
+    H    = 1 - cosine of the slot's hidden state and the target's at the same position, both as their heads see them
+
+H is not in the paper. It says where to go in every dimension at once, where L1 speaks of a few tokens only, and spares
+a small drafter most of the data it would need otherwise (EAGLE's feature regression, arXiv 2401.15077, is its kin).
 
 Slot k weighs exp(-(k-1) / decay). With a reduced draft vocabulary p stays normalised over the full vocabulary: q is 0
 outside, so L1 there is p's left-over mass, and a label outside has no CE (its slot leaves that term's sums).
@@ -28,11 +32,12 @@ OUTSIDE = -1  # draft id of a label that the draft vocabulary lacks
 
 @dataclass(frozen=True)
 class LossSums:
-    """Weighted sums of each term over some slots; `l1` per slot [N] is for statistics and detached."""
+    """Weighted sums of each term over some slots; `distances`, L1 per slot, are for statistics and detached."""
 
     ce: Tensor
     l1: Tensor
     bce: Tensor
+    hidden: Tensor
     distances: Float[Tensor, " N"]
 
 
@@ -62,11 +67,13 @@ def loss_sums(
     labels: Int[Tensor, " N"],
     weights: Float[Tensor, " N"],
     confidence_logits: Sequence[Float[Tensor, " N"]] = (),
+    hidden: tuple[Float[Tensor, "N D"], Float[Tensor, "N D"]] | None = None,
 ) -> LossSums:
-    """The three weighted sums over N slots, differentiable in draft and confidence logits.
+    """The weighted sums over N slots, differentiable in draft and confidence logits and the drafter's hidden states.
 
     `target_probs` are the target's probabilities of the draft vocabulary's tokens under its full softmax, so rows sum
-    to at most 1. `labels` are draft ids, `OUTSIDE` where there is none. Several confidence heads add up.
+    to at most 1. `labels` are draft ids, `OUTSIDE` where there is none. Several confidence heads add up. `hidden` are
+    the drafter's and the target's hidden states; None leaves their term 0.
     """
     log_q = draft_logits.log_softmax(dim=-1)
     inside = labels != OUTSIDE
@@ -79,10 +86,14 @@ def loss_sums(
     bce = distances.new_zeros(())
     for logits in confidence_logits:
         bce = bce + (weights * F.binary_cross_entropy_with_logits(logits, survives, reduction="none")).sum()
-    return LossSums((weights * cross_entropy).sum(), (weights * distances).sum(), bce, distances.detach())
+    apart = weights.new_zeros(())
+    if hidden is not None:
+        apart = (weights * (1 - F.cosine_similarity(*hidden, dim=-1))).sum()
+    return LossSums((weights * cross_entropy).sum(), (weights * distances).sum(), bce, apart, distances.detach())
 
 
-def total_loss(sums: LossSums, over: Denominators) -> Float[Tensor, ""]:
+def total_loss(sums: LossSums, over: Denominators, hidden_weight: float = 0.0) -> Float[Tensor, ""]:
     """This piece's share of the batch's loss; shares of all pieces add up to it, and so do their gradients."""
     labelled, everything = max(over.labelled, 1e-12), max(over.all, 1e-12)
-    return CE_WEIGHT * sums.ce / labelled + (L1_WEIGHT * sums.l1 + BCE_WEIGHT * sums.bce) / everything
+    others = L1_WEIGHT * sums.l1 + BCE_WEIGHT * sums.bce + hidden_weight * sums.hidden
+    return CE_WEIGHT * sums.ce / labelled + others / everything

@@ -11,12 +11,14 @@ from dspark.data import Corpus
 from dspark.drafter import DrafterConfig, check_identity, check_tensors, read_tensors
 from dspark.errors import TrainError
 from dspark.target import Target
+from dspark.target.layers import rms_norm
+from dspark.train.distance import distance_heads
 from dspark.train.features import CacheLimits, FeatureStore
 from dspark.train.processes import Processes
 from dspark.train.settings import TrainSettings
 from dspark.train.start import choose_mask_id, drafter_config, first_tensors, special_ids
 from dspark.train.trainer import Trainer
-from dspark.train.warm import warm_tensors
+from dspark.train.warm import measured_taps, tap_sizes, warm_tensors
 
 logger = logging.getLogger("dspark")
 _COPIED = ("embed_tokens.weight", "lm_head.weight")  # the target's own, which some folders bring along
@@ -89,9 +91,15 @@ def _weights(
         what = "occurs in the data" if mask_token_id in used else "is the target's end, padding, begin or unknown token"
         raise TrainError(f"Mask token {mask_token_id} {what}; give an id the target never uses, or leave it out.")
     config = drafter_config(target, settings, mask_token_id)
-    tensors = first_tensors(config, corpus, settings, target.spec.eos_ids)
+    tensors = first_tensors(config, corpus, settings, target.spec.eos_ids, target.decoder.final_norm.cpu())
     if settings.warm_start:
-        tensors |= warm_tensors(config, target, corpus)
+        return config, tensors | warm_tensors(config, target, corpus)
+    taps = measured_taps(target, corpus, config.target_layer_ids)
+    tensors["fc.weight"] /= tap_sizes(taps)
+    if settings.distance_heads:
+        context = rms_norm(taps @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], config.rms_eps)
+        ids = torch.cat((corpus.ids[: taps.shape[0]], torch.full((taps.shape[0],), mask_token_id)))
+        tensors |= distance_heads(config, tensors, context, target.decoder.embed(ids).float().cpu())
     return config, tensors
 
 

@@ -10,7 +10,7 @@ from dspark.train.state import TRAIN_LOG, VALIDATION_LOG, CsvLog
 from dspark.train.trainer import StepReport, Trainer
 from dspark.train.validate import Rollout, roll_out, roll_out_sampled, rollout_anchors, sampled_anchors
 
-_AVERAGED = ("loss", "ce", "l1", "bce", "agreement", "grad_norm")
+_AVERAGED = ("loss", "ce", "l1", "bce", "hidden", "agreement", "grad_norm")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class TrainSettings:
     clip: float = 1.0  # largest gradient norm
     decay: float = 4.0  # slot k weighs exp(-(k-1) / decay)
     bigrams: bool = True  # start the Markov head from counted bigrams
+    distance_heads: bool = True  # start most heads looking at the last few positions
+    hidden_weight: float = 1.0  # at first, of the loss that pulls hidden states towards the target's
     warm_start: bool = False  # start the layers from the target's last ones
     refine_prob: float = 0.0  # how often a chunk's blocks show the drafter's own samples in place of masks
     seed: int = 0
@@ -51,6 +53,8 @@ class TrainSettings:
             value = getattr(self, name)
             self._check(math.isfinite(value) and value > 0, name, "a number above 0")
         self._check(0 <= self.warmup < 1, "warmup", "0 or more and below 1")
+        hidden = self.hidden_weight
+        self._check(math.isfinite(hidden) and hidden >= 0, "hidden_weight", "0 or more")
         self._check(0 <= self.refine_prob <= 1, "refine_prob", "a number from 0 to 1")
         self._check(math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", "0 or more")
 
@@ -78,6 +82,12 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
         return settings.lr * (step + 1) / warm
     done = (step - warm) / max(1, settings.steps - warm)
     return settings.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def hidden_weight(step: int, settings: TrainSettings) -> float:
+    """Of the hidden states' loss at a step: it shows the way at first and fades with the learning rate, since in the
+    end only the distribution counts."""
+    return settings.hidden_weight * learning_rate(step, settings) / settings.lr
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -16,7 +16,7 @@ from dspark.train.settings import TrainSettings
 _SPECIAL_ROLES = ("pad_token", "eos_token", "bos_token", "unk_token")
 _BIGRAM_SMOOTHING = 2.0  # pseudo-counts of the unigram distribution in each row of bigrams
 _LARGEST_BIAS = 8.0  # nats: what a rare pair's count may claim
-FIRST_NORM = 0.02  # gain of the final norm: the backbone speaks softly until it has learned something
+FIRST_NORM = 0.05  # of the target's final norm: the backbone speaks softly until it has learned something
 
 
 def token_counts(corpus: Corpus, vocab_size: int) -> Int[Tensor, " V"]:
@@ -98,7 +98,11 @@ def drafter_config(target: Target, settings: TrainSettings, mask_token_id: int) 
 
 
 def first_tensors(
-    config: DrafterConfig, corpus: Corpus, settings: TrainSettings, always: Collection[int]
+    config: DrafterConfig,
+    corpus: Corpus,
+    settings: TrainSettings,
+    always: Collection[int],
+    final_norm: Float[Tensor, " D"],
 ) -> dict[str, Tensor]:
     """Weights before the first step, float32, a function of data and seed.
 
@@ -109,7 +113,7 @@ def first_tensors(
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")) or "confidence" in name:
             tensors[name] = torch.zeros_like(tensors[name])
-    tensors["norm.weight"] = torch.full_like(tensors["norm.weight"], FIRST_NORM)
+    tensors["norm.weight"] = FIRST_NORM * final_norm.float()
     ids = torch.arange(config.vocab_size)
     if config.draft_vocab_size is not None:
         ids = choose_draft_vocab(token_counts(corpus, config.vocab_size), config.draft_vocab_size, always)

@@ -21,7 +21,7 @@ from dspark.train.forward import Slots, chunk_slots, chunk_sums
 from dspark.train.losses import OUTSIDE, LossSums, denominators, total_loss
 from dspark.train.processes import Alone, Processes, shared_total
 from dspark.train.refine import refinement
-from dspark.train.settings import TrainSettings, learning_rate
+from dspark.train.settings import TrainSettings, hidden_weight, learning_rate
 from dspark.train.state import check_same_run, read_state, write_state
 
 MOST_SKIPS = 8  # steps in a row without finite gradients before a run is given up
@@ -38,6 +38,7 @@ class StepReport:
     ce: float
     l1: float
     bce: float
+    hidden: float
     agreement: float
     grad_norm: float
     lr: float
@@ -93,14 +94,16 @@ class Trainer:
         slots = [self._slots(chunk.sequence, chunk.anchors) for chunk in chunks]
         over = denominators(torch.cat([s.weights for s in slots]), torch.cat([s.labels for s in slots]))
         self._optimizer.zero_grad(set_to_none=True)
-        ce = l1 = bce = 0.0
+        ce = l1 = bce = hidden = 0.0
         for number in range(self.processes.index, len(chunks), self.processes.count):
             sums = self._chunk_sums(step, number, chunks[number], slots[number])
-            torch.autograd.backward(total_loss(sums, over))
+            torch.autograd.backward(total_loss(sums, over, hidden_weight(step, self.settings)))
             ce, l1, bce = ce + sums.ce.item(), l1 + sums.l1.item(), bce + sums.bce.item()
+            hidden += sums.hidden.item()
         if self.processes.count > 1:
-            ce, l1, bce = self._add_up(ce, l1, bce)
+            ce, l1, bce, hidden = self._add_up(ce, l1, bce, hidden)
         means = {"ce": ce / max(over.labelled, 1e-12), "l1": l1 / over.all, "bce": bce / over.all}
+        means["hidden"] = hidden / over.all
         return means, sum(len(chunk.anchors) for chunk in chunks)
 
     def _chunk_sums(self, step: int, number: int, chunk: Chunk, slots: Slots) -> LossSums:
@@ -143,7 +146,7 @@ class Trainer:
     def _one_step(self) -> StepReport:
         began = time.perf_counter()
         means, blocks = self.gradients(self.step)
-        lr = learning_rate(self.step, self.settings)
+        lr, hidden = learning_rate(self.step, self.settings), hidden_weight(self.step, self.settings)
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.weights.values()), self.settings.clip))
         finite = math.isfinite(norm)
         if finite:
@@ -154,7 +157,7 @@ class Trainer:
         self.step += 1
         self.blocks += blocks
         self.seconds += time.perf_counter() - began
-        loss = 0.1 * means["ce"] + 0.9 * means["l1"] + means["bce"]
+        loss = 0.1 * means["ce"] + 0.9 * means["l1"] + means["bce"] + hidden * means["hidden"]
         return StepReport(
             self.step, self.blocks, loss, **means, agreement=1 - means["l1"] / 2, grad_norm=norm, lr=lr,
             skipped=not finite,

@@ -7,7 +7,7 @@ has in the target, measured on a few texts. Biases are left out: drafters have n
 proportions but begins as softly as every run's: at full size the first CE on SmolLM2 is 22 in place of 4.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -51,13 +51,14 @@ def warm_tensors(config: DrafterConfig, target: Target, corpus: Corpus) -> dict[
         tensors = {
             "fc.weight": F.pad(passed, ((len(config.target_layer_ids) - 1) * spec.hidden_size, 0)),
             "hidden_norm.weight": stored[f"model.layers.{deepest + 1}.input_layernorm.weight"].float(),
-            "norm.weight": scaled_to(stored["model.norm.weight"].float(), FIRST_NORM),
+            "norm.weight": FIRST_NORM * stored["model.norm.weight"].float(),
         }
-        measured = [] if spec.qk_norm else _measured_inputs(target, corpus, range(first - 1, spec.num_layers - 1))
+        before = range(first - 1, spec.num_layers - 1)  # what goes into the copied layers
+        measured = () if spec.qk_norm else measured_taps(target, corpus, before).chunk(len(before), dim=1)
         for i in range(config.num_layers):
             prefix = f"model.layers.{first + i}."
             layer = {n.removeprefix(prefix): stored[n].float() for n in stored if n.startswith(prefix)}
-            if measured:
+            if not spec.qk_norm:
                 layer |= _measured_gains(layer, measured[i], spec)
             for name in ("self_attn.k_proj.weight", "self_attn.v_proj.weight"):
                 layer[name] = repeat_heads(layer[name], spec.num_kv_heads, config.num_kv_heads)
@@ -69,11 +70,6 @@ def repeat_heads(weight: Float[Tensor, "n D"], heads: int, wanted: int) -> Float
     """Rows of `heads` key or value heads, each head copied so that there are `wanted` in the order of their queries."""
     per_head = weight.view(heads, -1, weight.shape[1])
     return per_head.repeat_interleave(wanted // heads, dim=0).flatten(0, 1)
-
-
-def scaled_to(gains: Float[Tensor, " D"], size: float) -> Float[Tensor, " D"]:
-    """`gains` in their proportions, with a root mean square of `size`."""
-    return gains * (size / gains.square().mean().sqrt())
 
 
 def norm_gains(heads: Float[Tensor, "T heads head_dim"], eps: float) -> Float[Tensor, " head_dim"]:
@@ -94,9 +90,15 @@ def _measured_gains(layer: Mapping[str, Tensor], inputs: Float[Tensor, "T D"], s
     return gains
 
 
+def tap_sizes(taps: Float[Tensor, "T L*D"]) -> Float[Tensor, " L*D"]:
+    """Root mean square of each tapped dimension. They differ by factors of hundreds, and so would what `fc` hears."""
+    return taps.square().mean(dim=0).sqrt().clamp(min=1e-3)
+
+
 @torch.no_grad()
-def _measured_inputs(target: Target, corpus: Corpus, taps: range) -> list[Float[Tensor, "T D"]]:
-    """What goes into the layers after `taps`, over the first texts of the data."""
+def measured_taps(target: Target, corpus: Corpus, taps: Sequence[int]) -> Float[Tensor, "T L*D"]:
+    """Outputs of the layers `taps`, float32 on CPU, over the first texts of the data but for their first tokens, where
+    models keep a few huge numbers."""
     decoder = target.decoder
     pool = decoder.new_pool(2 * _MEASURED_TOKENS)
     found = []
@@ -104,5 +106,5 @@ def _measured_inputs(target: Target, corpus: Corpus, taps: range) -> list[Float[
         ids = corpus.sequence(i)[:_MEASURED_TOKENS].to(decoder.device)
         _, tapped = decoder.run(ids, [PassRow(0, 0, ids.shape[0])], pool, taps)
         assert tapped is not None
-        found.append(tapped.float().cpu())
-    return list(torch.cat(found).chunk(len(taps), dim=1))
+        found.append(tapped[1:].float().cpu())
+    return torch.cat(found)
