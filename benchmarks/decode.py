@@ -25,6 +25,7 @@ from dspark.config import EngineConfig, SamplingParams  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
 from dspark.engine.lookup import LookupProposer  # noqa: E402
 from dspark.engine.proposer import NoneProposer  # noqa: E402
+from dspark.engine.tables import find_table  # noqa: E402
 from dspark.measure import WORKLOADS  # noqa: E402
 from dspark.measure.paired import Cell, Mode, median_speed, ratio, run_paired  # noqa: E402
 from dspark.target import load_target  # noqa: E402
@@ -67,10 +68,13 @@ class Bench:
             for kind in kinds
         }
 
-    def mode(self, name: str, target: str = "fast", lookup: bool = False, at_once: int = 1) -> Mode:
-        proposer = LookupProposer() if lookup else NoneProposer()
+    def mode(
+        self, name: str, target: str = "fast", lookup: bool = False, table: bool = False, at_once: int = 1
+    ) -> Mode:
         # Rounds repeat their prompts: a cache would leave later rounds nothing to prefill.
         config = EngineConfig(policy="fixed:4", max_batch=at_once, prefix_cache=False)
+        found = find_table(config, self.targets[target]) if table else None
+        proposer = LookupProposer(found) if lookup else NoneProposer()
         engine = Engine(self.targets[target], proposer, config)
         if at_once > 1:
             return Mode(name, lambda prompts: [o.token_ids for o in engine.generate(prompts, self.params)])
@@ -131,9 +135,12 @@ def section_batch(bench: Bench) -> None:
 
 
 def section_lookup(bench: Bench) -> None:
-    """Lookup with fixed:4 against plain, by kind of text, in fast and in exact mode."""
-    modes = [bench.mode("plain"), bench.mode("lookup", lookup=True), bench.mode("plain again")]
-    modes.append(bench.mode("lookup, exact", "exact", lookup=True))
+    """Lookup with fixed:4 against plain, by kind of text: the request's own text, the shipped table after it."""
+    modes = [bench.mode("plain"), bench.mode("own text", lookup=True)]
+    modes.append(bench.mode("own text, then table", lookup=True, table=True))
+    modes.append(bench.mode("plain again"))
+    if not bench.args.fast_only:
+        modes.append(bench.mode("own text, then table, exact", "exact", lookup=True, table=True))
     groups = bench.prompts(*bench.args.kinds.split(","))
     cells = bench.run(modes, groups)
     print("### Lookup, fixed:4, one stream\n")
@@ -194,6 +201,7 @@ def main() -> None:
     parser.add_argument("--sections", default=",".join(SECTIONS), help="comma-separated")
     parser.add_argument("--prompts", type=int, default=3, help="prompts a kind")
     parser.add_argument("--kinds", default="code,math,chat,copy", help="kinds of text of section lookup")
+    parser.add_argument("--fast-only", action="store_true", help="leave exact mode out of section lookup")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cells", type=Path, default=Path("runs/decode-cells.jsonl"))
