@@ -11,6 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -288,4 +289,5 @@ def write_packed(path: Path, corpus: Corpus, provenance: Provenance) -> None:
         reason = error.strerror or str(error)
         raise DataError(f"{path} cannot be written ({reason}); free space or permissions there.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # when the folder itself could not be made
+            part.unlink(missing_ok=True)

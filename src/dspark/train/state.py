@@ -8,6 +8,7 @@ import csv
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         raise _unwritable(path, error) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # when the folder itself could not be made
+            part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError | RuntimeError) -> TrainError:
