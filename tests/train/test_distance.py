@@ -79,7 +79,7 @@ def test_the_hidden_term_is_the_weighted_cosine_distance():
     cosines = [float(a @ b / a.norm() / b.norm()) for a, b in zip(ours.detach(), theirs, strict=True)]
     expected = sum(w * (1 - c) for w, c in zip(weights.tolist(), cosines, strict=True)) / 1.75
     found = total_loss(sums, over, hidden_weight=2.0) - total_loss(sums, over)
-    assert float(found) == pytest.approx(2 * expected, rel=1e-5)
+    assert float(found.detach()) == pytest.approx(2 * expected, rel=1e-5)
     found.backward()
     with torch.no_grad():
         closer = ours - 0.1 * ours.grad

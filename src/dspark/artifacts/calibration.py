@@ -6,14 +6,13 @@ target that judged the drafts; beside other weights it is stale, and reading it 
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from dspark.artifacts.files import replacing
 from dspark.artifacts.fingerprint import Fingerprint
 from dspark.errors import DrafterError
 
@@ -93,23 +92,15 @@ def write_calibration(folder: Path, calibration: StoredCalibration) -> Path:
         DrafterError: it cannot be written.
     """
     path = folder / CALIBRATION_FILE
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     values = {"format": FORMAT, "version": VERSION, **asdict(calibration)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
+        with replacing(path) as part, part.open("w", encoding="utf-8") as file:
             json.dump(values, file, indent=1, allow_nan=False)
             file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         raise DrafterError(
             f"{path} cannot be written ({error.strerror or error}); free space or permissions there, or give --out."
         ) from None
-    finally:
-        with suppress(OSError):  # when the folder itself is what could not be written
-            part.unlink(missing_ok=True)
     return path
 
 

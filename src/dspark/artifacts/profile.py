@@ -6,14 +6,13 @@ that are not its own.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from dspark.artifacts.cache import CACHE_ENV, cache_dir
+from dspark.artifacts.files import replacing
 from dspark.errors import CacheError, ProfileError
 
 FORMAT = 1  # raised when costs are measured or read in another way, so that older files are measured again
@@ -78,16 +77,10 @@ def write_profile(path: Path, stored: StoredProfile) -> None:
         CacheError: the folder cannot be written.
     """
     text = json.dumps({"format": FORMAT, **asdict(stored)}, indent=1)
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            temporary = file.name
-            file.write(text)
-        os.replace(temporary, path)
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise CacheError(
             f"The profile {path} cannot be written ({error.strerror or error}); give another --out, or set {CACHE_ENV} "
             "to another folder."

@@ -7,7 +7,6 @@ the target whose text was counted, and how. The file is mapped, so loading reads
 """
 
 import json
-import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from jaxtyping import UInt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from dspark.artifacts.files import replacing
 from dspark.artifacts.fingerprint import Fingerprint
 from dspark.errors import DataError, DrafterError
 
@@ -135,16 +135,12 @@ def write_table(path: Path, table: CorpusTable) -> None:
         "target": json.dumps(table.target.to_dict()),
         "counted": json.dumps(dict(table.counted)),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(save(columns, metadata=about))
-        os.replace(part, path)
+        with replacing(path) as part:
+            part.write_bytes(save(columns, metadata=about))
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path} cannot be written ({reason}); free space or permissions there.") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_table(path: Path, vocab_size: int, tokenizer: str | None = None) -> CorpusTable:

@@ -7,11 +7,9 @@ version, fingerprint of the target, sampling settings). Files without `provenanc
 
 import hashlib
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from dspark.artifacts import Fingerprint
+from dspark.artifacts.files import replacing
 from dspark.errors import DataError, DrafterError
 
 FORMAT = 1
@@ -277,17 +276,9 @@ def write_packed(path: Path, corpus: Corpus, provenance: Provenance) -> None:
         "cat": np.array(corpus.kinds, np.str_),
         "provenance": np.array(json.dumps(about)),
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"{path} cannot be written ({reason}); free space or permissions there.") from None
-    finally:
-        with suppress(OSError):  # when the folder itself could not be made
-            part.unlink(missing_ok=True)

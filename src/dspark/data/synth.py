@@ -1,7 +1,6 @@
 """Prompts from the target itself: it is given the beginning of a user turn and writes the rest."""
 
 import json
-import os
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark import __version__
+from dspark.artifacts.files import replacing
 from dspark.config import SamplingParams
 from dspark.data.batch import Report, Work, decode_many, item_seed, item_share
 from dspark.data.described import Described, UserTurn, user_turn
@@ -151,19 +151,13 @@ def write_prompts(path: Path, plan: SynthPlan, settings: dict[str, Any], journal
         )
         for index, text in chooser.chosen
     ]
-    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with replacing(path) as part, part.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror or error}); make room there and run the same command again."
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
     return chooser
 
 

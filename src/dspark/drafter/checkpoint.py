@@ -5,8 +5,7 @@ names, plus copies of the target's parts, which we accept.
 """
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dspark.artifacts import Fingerprint
+from dspark.artifacts.files import replacing
 from dspark.drafter.config import DrafterConfig
 from dspark.drafter.drafter import Drafter, build_drafter
 from dspark.drafter.vocabulary import DraftVocabulary
@@ -154,20 +154,12 @@ def save_drafter(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tens
         DrafterError: the tensors are not those of `config`.
     """
     check_tensors(config, tensors)
-    folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config.to_dict(), indent=2) + "\n"
-    _write(folder / WEIGHTS_FILE, lambda path: save_file(stored, path, metadata={"format": "pt"}))
-    _write(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(folder / WEIGHTS_FILE) as part:
+        save_file(stored, part, metadata={"format": "pt"})
+    with replacing(folder / "config.json") as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from dspark.artifacts.files import replacing
 from dspark.errors import SettingsError
 from dspark.schedule.reliability import reliability
 
@@ -33,13 +34,11 @@ def reliability_diagram(panels: Panels, path: Path) -> None:
             axis.scatter(x, y, s=sizes, color=line.get_color(), alpha=0.6)
         axis.set(title=title, xlim=(0, 1), ylim=(0, 1), xlabel="stated survival", ylabel="observed", aspect="equal")
         axis.legend(fontsize="small", frameon=False)
-    part = path.with_name(f".{path.name}.part")
     try:
-        figure.savefig(part, dpi=110, format="png")
-        part.replace(path)
+        with replacing(path) as part:
+            figure.savefig(part, dpi=110, format="png")
     finally:
         pyplot.close(figure)
-        part.unlink(missing_ok=True)
 
 
 def _pyplot() -> Any:

@@ -25,7 +25,7 @@ from dspark.serve.reply import ClientGone, Reply
 from dspark.serve.schema import ChatRequest, CompletionRequest, field_names
 from dspark.serve.settings import ServeConfig
 from dspark.serve.state import LiveState
-from dspark.serve.worker import FAILED, Worker
+from dspark.serve.worker import Worker
 
 logger = logging.getLogger("dspark.serve")
 
@@ -160,7 +160,3 @@ def _add_fault_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientGone)
     async def client_gone(request: Request, error: ClientGone) -> Response:
         return Response(status_code=CLIENT_GONE)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return ApiError(500, FAILED).response()

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+FAILED = "The request failed inside the server; its log says why."
 _SHOWN = 80  # characters of a wrong value that are repeated
 _NAMED = re.compile(r"(?:^|\bin )([a-z_]+) is ")
 

@@ -4,15 +4,17 @@ import asyncio
 import base64
 import binascii
 import hmac
+import logging
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dspark.serve.errors import ApiError
+from dspark.serve.errors import FAILED, ApiError
 from dspark.serve.settings import ServeConfig
 
 OPEN_PATHS = ("/health",)
+logger = logging.getLogger("dspark")
 
 
 class Guard:
@@ -25,8 +27,12 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
 
+        started = False
+
         async def counted(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 self._count(scope["path"], message["status"])
             await send(message)
 
@@ -44,9 +50,12 @@ class Guard:
             return None
         try:
             await self._app(scope, _replay(body, receive), counted)
-        except Exception:  # answered further out
-            self._count(scope["path"], 500)
-            raise
+        except Exception:
+            if started:
+                raise
+            # Answered here: an exception that reaches the server closes a connection its client may be reusing.
+            logger.exception("%s failed.", scope["path"])
+            await ApiError(500, FAILED).response()(scope, receive, counted)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body. Raises ApiError (413) as soon as it is known to be too large."""

@@ -15,11 +15,10 @@ from typing import Any
 from dspark.config import SamplingParams
 from dspark.engine import Chunk, Engine
 from dspark.errors import DsparkError
-from dspark.serve.errors import ApiError, refused
+from dspark.serve.errors import FAILED, ApiError, refused
 
 logger = logging.getLogger("dspark.serve")
 
-FAILED = "The request failed inside the server; its log says why."
 STOP_WAIT_S = 10.0  # for the pass that is running when the thread is told to stop
 
 

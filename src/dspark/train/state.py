@@ -8,12 +8,12 @@ import csv
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dspark.artifacts.files import replacing
 from dspark.errors import TrainError
 
 FORMAT = 1
@@ -77,16 +77,11 @@ def check_same_run(folder: Path, stored: Mapping[str, Any], current: Mapping[str
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Have `write` fill a file beside `path`, then put it in place. Raises TrainError when that fails."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        os.replace(part, path)
+        with replacing(path) as part:
+            write(part)
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         raise _unwritable(path, error) from None
-    finally:
-        with suppress(OSError):  # when the folder itself could not be made
-            part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError | RuntimeError) -> TrainError:
