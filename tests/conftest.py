@@ -30,6 +30,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Commands under test may ask for more."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The real target in fast mode."""

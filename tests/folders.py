@@ -10,6 +10,7 @@ from tests.sentences import assert_one_sentence
 from tests.toy_models import byte_tokenizer
 
 WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"  # a matrix that every toy model has
 
 
 def engine(folder, **settings):
@@ -24,6 +25,17 @@ def edit_tensors(folder, change):
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
+
+
+def edit_tensor(name, change):
+    """Replace a tensor by what `change` makes of it; None drops it."""
+
+    def edit(every):
+        new = change(every.pop(name))
+        if new is not None:
+            every[name] = new
+
+    return lambda folder: edit_tensors(folder, edit)
 
 
 def refused(kind, call, *names):

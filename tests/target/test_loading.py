@@ -1,11 +1,10 @@
-"""From a name to a target: what loads, what is cached, what identifies it, and what a mistake is called."""
+"""From a name to a target: what loads, what is cached, and what a mistake is called."""
 
 import errno
 import json
 import os
 import re
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 
 import huggingface_hub
@@ -21,9 +20,9 @@ from dspark.engine.lookup import LookupProposer
 from dspark.errors import CacheError, ModelError, RequestError
 from dspark.target import Tokenizer, gguf, load, load_target, resolve_model
 from tests.engine.support import greedy
-from tests.folders import WEIGHTS, edit_json, edit_tensors, engine, other_tokenizer, refused
+from tests.folders import UP, WEIGHTS, edit_json, edit_tensor, engine, refused
 from tests.target.gguf_files import write_gguf, write_merging_model
-from tests.toy_models import CHAT_TEMPLATE, EOS_ID, write_model
+from tests.toy_models import EOS_ID, write_model
 
 CPU = torch.device("cpu")
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -257,23 +256,11 @@ def drop_config(key):
     return change
 
 
-def tensors(name, change):
-    """Replace a tensor by what `change` makes of it; None drops it."""
-
-    def edit(every):
-        new = change(every.pop(name))
-        if new is not None:
-            every[name] = new
-
-    return lambda folder: edit_tensors(folder, edit)
-
-
 def truncate(folder):
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-UP = "model.layers.1.mlp.up_proj.weight"
 YARN = {"rope_type": "yarn", "factor": 4.0}
 BROKEN = {
     "no config": (remove("config.json"), ["config.json"]),
@@ -301,13 +288,13 @@ BROKEN = {
     "no weights": (remove(WEIGHTS), [".safetensors"]),
     "truncated weights": (truncate, [WEIGHTS, "damaged"]),
     "weights that are something else": (break_file(WEIGHTS, b"\x80PICKLE" * 9), [WEIGHTS, "damaged"]),
-    "missing tensor": (tensors(UP, lambda t: None), [UP]),
+    "missing tensor": (edit_tensor(UP, lambda t: None), [UP]),
     "missing head": (config(tie_word_embeddings=False), ["lm_head.weight"]),
-    "tensor of another shape": (tensors(UP, lambda t: t[:, :32].contiguous()), [UP, "(96, 32)", "(96, 64)"]),
-    "int8 tensor": (tensors(UP, lambda t: t.to(torch.int8)), [UP, "int8", "GGUF"]),
-    "fp8 tensor": (tensors(UP, lambda t: t.to(torch.float8_e4m3fn)), [UP, "float8_e4m3fn"]),
+    "tensor of another shape": (edit_tensor(UP, lambda t: t[:, :32].contiguous()), [UP, "(96, 32)", "(96, 64)"]),
+    "int8 tensor": (edit_tensor(UP, lambda t: t.to(torch.int8)), [UP, "int8", "GGUF"]),
+    "fp8 tensor": (edit_tensor(UP, lambda t: t.to(torch.float8_e4m3fn)), [UP, "float8_e4m3fn"]),
     "beyond half precision": (
-        tensors(UP, lambda t: t.index_fill(0, torch.tensor(3), 1e6)),
+        edit_tensor(UP, lambda t: t.index_fill(0, torch.tensor(3), 1e6)),
         ["1e+06", "--dtype float32"],
     ),
 }
@@ -347,69 +334,3 @@ def test_end_tokens_of_the_generation_config_count_where_it_can_be_read(content,
 def test_text_that_is_not_utf8_is_refused(folder):
     tokenizer = Tokenizer.from_folder(folder)
     refused(RequestError, lambda: tokenizer.encode(b"caf\xe9".decode("utf-8", "surrogateescape")), "UTF-8")
-
-
-# Fingerprints -----------------------------------------------------------------------------------------------------
-
-
-def weights_fingerprint(folder):
-    with ExitStack() as files:
-        return load.SafetensorsFolder(folder, files).fingerprint()
-
-
-def test_fingerprint_of_the_same_folder_is_the_same(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    first, second = load_target(str(folder), CPU), load_target(str(copy), CPU, "float32")
-    assert first.fingerprint.matches(second.fingerprint)
-    assert first.fingerprint.template == second.fingerprint.template
-
-
-def test_every_tensor_counts_in_the_fingerprint(folder):
-    before, original = weights_fingerprint(folder), load_file(folder / WEIGHTS)
-    seen = {before}
-    for name, tensor in original.items():
-        changed = tensor.clone()
-        changed[0] += 1
-        save_file(original | {name: changed}, folder / WEIGHTS)
-        seen.add(weights_fingerprint(folder))
-    assert len(seen) == 1 + len(original)
-    save_file(original, folder / WEIGHTS)
-    assert weights_fingerprint(folder) == before
-
-
-def test_fingerprint_looks_beyond_the_first_row(folder):
-    """Fine-tuned embeddings change in the rows of the tokens that were seen: any eighth of them shows."""
-    before, original = weights_fingerprint(folder), load_file(folder / WEIGHTS)
-    name = "model.embed_tokens.weight"
-    rows = original[name].shape[0]
-    for begin in range(1, rows - rows // 8, rows // 8):
-        changed = original[name].clone()
-        changed[begin : begin + rows // 8] += 1
-        save_file(original | {name: changed}, folder / WEIGHTS)
-        assert weights_fingerprint(folder) != before, begin
-
-
-def test_odd_tensors_have_a_fingerprint(folder):
-    edit_tensors(folder, lambda every: every.update(scalar=torch.tensor(1.0), empty=torch.zeros(0, 4)))
-    first = weights_fingerprint(folder)
-    edit_tensors(folder, lambda every: every.update(scalar=torch.tensor(2.0)))
-    assert weights_fingerprint(folder) != first
-
-
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (tensors(UP, lambda t: t * 1.01), "weights"),
-        (other_tokenizer, "tokenizer"),
-        (
-            lambda f: edit_json(f / "tokenizer_config.json", chat_template="{{ bos_token }}" + CHAT_TEMPLATE),
-            "template",
-        ),
-    ],
-    ids=["weights", "tokenizer", "template"],
-)
-def test_a_change_shows_in_its_part_only(change, part, folder):
-    before = load_target(str(folder), CPU).fingerprint.to_dict()
-    change(folder)
-    after = load_target(str(folder), CPU).fingerprint.to_dict()
-    assert [name for name in before if before[name] != after[name]] == [part]
