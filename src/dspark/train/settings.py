@@ -71,8 +71,9 @@ class TrainSettings:
 
     @classmethod
     def completed(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """`stored` with what it does not name at its default: a save may be older than a setting."""
-        return cls(steps=1).to_dict() | dict(stored)
+        """`stored` with what it does not name as it was then: a save may be older than a setting."""
+        before = cls(steps=1, distance_heads=False, hidden_weight=0.0)  # as runs were before these had names
+        return before.to_dict() | dict(stored)
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
