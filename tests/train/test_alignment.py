@@ -32,7 +32,9 @@ def compared(target):
     forward.loss_sums = recorded
     try:
         chunk = trainer._slots(0, ANCHORS)
-        forward.chunk_sums(trainer.served("float32"), trainer.store[0], chunk, trainer._head_rows)
+        forward.chunk_sums(
+            trainer.served("float32"), trainer.store[0], chunk, trainer.probs(0, trainer.store[0], chunk.rows)
+        )
     finally:
         forward.loss_sums = loss_sums
     (logits, probs, labels), places = seen[0], [(ANCHORS[a], k + 1) for a, k in chunk.mask.nonzero().tolist()]

@@ -3,8 +3,9 @@
 import torch
 
 from dspark.target import PassRow
-from dspark.train import FeatureStore, feature_bytes, target_probs
-from tests.train.toys import make_corpus, toy_trainer
+from dspark.train import CacheLimits, FeatureStore, feature_bytes, new_trainer, target_probs
+from dspark.train.features import DraftProbs
+from tests.train.toys import make_corpus, toy_settings, toy_trainer
 
 TAPS = (-1, 1)
 
@@ -80,3 +81,25 @@ def test_gradients_do_not_depend_on_the_cache(target, corpus):
         assert kept.gradients(step) == computed.gradients(step)
     for name, weight in kept.weights.items():
         assert torch.equal(weight.grad, computed.weights[name].grad), name
+
+
+def test_kept_probabilities_are_the_computed_ones(target, corpus):
+    rows, features = torch.tensor([4, 0, 4, 9]), store(target, corpus)[2]
+    head_rows = target.decoder.head_weight[torch.tensor([3, 50, 101])].float()
+    kept, computed = DraftProbs(head_rows, corpus, 1e9), DraftProbs(head_rows, corpus, 0)
+    assert kept.keeps and not computed.keeps
+    for _ in range(2):
+        torch.testing.assert_close(kept(2, features, rows), computed(2, features, rows), rtol=1e-3, atol=1e-6)
+
+
+def test_probabilities_are_kept_where_memory_is_left_over(target, corpus):
+    features = feature_bytes(target.decoder, (0, 1), corpus)
+    needed = toy_trainer(target, corpus).probs.num_bytes
+    for memory, wanted, keeps in (
+        (features + needed, True, True),
+        (features + needed - 1, True, False),
+        (1e9, False, False),
+    ):
+        trainer = new_trainer(target, corpus, toy_settings(), CacheLimits(memory, probs=wanted))
+        assert trainer.probs.keeps == keeps
+        assert trainer.gradients(0)[0]["l1"] > 0

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dspark.train import denominators, loss_sums, slot_weights, total_loss
+from dspark.train import denominators, loss_sums, losses, slot_weights, total_loss
 from dspark.train.losses import OUTSIDE
 
 V, SLOTS = 11, 9
@@ -64,6 +64,39 @@ def test_normalising_over_the_draft_vocabulary_would_be_noticed():
     right = loss_sums(logits, part, own, weights)
     wrong = loss_sums(logits, part / part.sum(-1, keepdim=True), own, weights)
     assert abs(float(right.l1 - wrong.l1)) > 0.1
+
+
+def plain_sums(logits, probs, labels, weights):
+    """CE and L1 sums as autograd sees them, in one piece."""
+    log_q = logits.log_softmax(-1)
+    own = log_q.gather(-1, labels.clamp(min=0)[:, None]).squeeze(-1)
+    ce = torch.where(labels != OUTSIDE, -own, torch.zeros_like(own))
+    l1 = (log_q.exp() - probs).abs().sum(-1) + (1 - probs.sum(-1)).clamp(min=0)
+    return (weights * ce).sum(), (weights * l1).sum()
+
+
+@pytest.mark.parametrize("piece", [1, 13, 1000])
+def test_the_written_out_gradient_is_autograds(piece, monkeypatch):
+    monkeypatch.setattr(losses, "_PIECE_ELEMENTS", piece)
+    draft_ids = [0, 2, 3, 7, 8, 10]
+    logits, full, labels, weights, _ = make_case(draft_ids, seed=2)
+    own, probs = draft_labels(labels, draft_ids), full[:, draft_ids]
+    assert OUTSIDE in own and (own != OUTSIDE).any()
+    for pick in (0, 1):
+        x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+        sums = loss_sums(x, probs, own, weights)
+        (sums.ce, sums.l1)[pick].backward()
+        plain_sums(y, probs, own, weights)[pick].backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_extreme_logits_stay_finite():
+    logits = torch.tensor([[200.0, -200.0, 0.0], [-1e4, -1e4, 0.0]], requires_grad=True)
+    probs = torch.tensor([[0.0, 1.0, 0.0], [0.3, 0.3, 0.4]])
+    sums = loss_sums(logits, probs, torch.tensor([1, 0]), torch.ones(2))
+    (sums.ce + sums.l1).backward()
+    torch.testing.assert_close(sums.ce, torch.tensor(400.0 + 1e4))
+    assert logits.grad.isfinite().all()
 
 
 def test_weights_fall_with_the_slot_and_masked_slots_weigh_nothing():

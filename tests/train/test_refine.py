@@ -109,9 +109,9 @@ def test_it_changes_what_is_learned_and_resumes_bitwise(target, corpus, tmp_path
 def test_texts_are_drafted_at_their_own_temperature(target, corpus, monkeypatch):
     seen = []
 
-    def recorded(drafter, features, slots, head_rows, refine):
+    def recorded(drafter, features, slots, probs, refine):
         seen.append(refine.temperature)
-        return chunk_sums(drafter, features, slots, head_rows, refine)
+        return chunk_sums(drafter, features, slots, probs, refine)
 
     chunk_sums = trainer_module.chunk_sums
     monkeypatch.setattr(trainer_module, "chunk_sums", recorded)

@@ -51,6 +51,7 @@ def train(
     hidden_weight: opt.HiddenWeight = 1.0,
     warm_start: opt.WarmStart = False,
     refine_prob: opt.RefineProb = 0.0,
+    bf16: opt.Bf16 = False,
     cut_loops: opt.CutLoops = True,
     held_out: opt.HeldOut = 0.04,
     validate_blocks: opt.ValidateBlocks = 400,
@@ -106,6 +107,7 @@ def train(
         hidden_weight=hidden_weight,
         warm_start=warm_start,
         refine_prob=refine_prob,
+        bf16=bf16,
         seed=seed,
         **sizes,
     )  # before the slow part
@@ -119,7 +121,7 @@ def train(
         settings = replace(settings, taps=default_taps(loaded.spec.num_layers))
     training, validation = _read_data([*data, *(more or [])], loaded, cut_loops, held_out)
     held_bytes = cache_gb * 1e9 * (_HELD_OUT_CACHE if len(validation) else 0)
-    cache = CacheLimits(cache_gb * 1e9 - held_bytes, cache_dir, cache_dir_gb * 1e9)
+    cache = CacheLimits(cache_gb * 1e9 - held_bytes, cache_dir, cache_dir_gb * 1e9, probs=True)
     trainer = new_trainer(loaded, training, settings, cache, init_from, mask_token_id, processes)
     resumed = saved is not None and out is not None and trainer.resume(out)
     found = estimate_run(trainer)

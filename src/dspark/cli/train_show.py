@@ -30,8 +30,9 @@ def show_estimate(found: "Estimate", trainer: "Trainer", training: "Corpus", val
     )
     table.add_row(
         "memory",
-        f"features {found.feature_bytes / 1e9:.2f} GB, of which {found.cached:.0%} are kept (--cache-gb); training "
-        f"{found.train_bytes / 1e9:.2f} GB",
+        f"features {found.feature_bytes / 1e9:.2f} GB, of which {found.cached:.0%} are kept (--cache-gb)"
+        + (f", target probabilities {found.probs_bytes / 1e9:.2f} GB" if found.probs_bytes else "")
+        + f"; training {found.train_bytes / 1e9:.2f} GB",
     )
     table.add_row("disk", _disk(found))
     blocks = trainer.blocks + left * found.blocks_per_step

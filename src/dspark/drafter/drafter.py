@@ -109,17 +109,19 @@ def build_drafter(
     )
 
 
-def with_weights(drafter: Drafter, tensors: Mapping[str, Tensor], positions: int) -> Drafter:
-    """The same drafter over other weights, in float32 with plain linears: what a trainer builds every step.
+def with_weights(
+    drafter: Drafter, tensors: Mapping[str, Tensor], positions: int, make: LinearFactory = PlainLinear
+) -> Drafter:
+    """The same drafter over other weights, in float32: what a trainer builds every step.
 
     Everything frozen (embedding, head, vocabulary) is taken over as it is, and rotary tables reach `positions` only,
-    so that this costs a few copies. Gradients reach `tensors`.
+    so that this costs a few copies. Gradients reach `tensors`, given a `make` whose linears have them.
     """
     config, dtype = drafter.config, torch.float32
     return replace(
         drafter,
-        backbone=Backbone(config, tensors, PlainLinear, dtype, drafter.device, positions),
-        head=build_head(config, tensors, PlainLinear),
+        backbone=Backbone(config, tensors, make, dtype, drafter.device, positions),
+        head=build_head(config, tensors, make),
         dtype=dtype,
         confidence=_confidence(config, tensors, dtype),
         token_free=_token_free(config, tensors, dtype),

@@ -27,6 +27,7 @@ class Estimate:
     train_bytes: int  # weights, gradients, optimiser
     disk_bytes: float = 0.0  # room for features on disk
     on_disk_bytes: float = 0.0  # features that are there already
+    probs_bytes: int = 0  # memory for the target's probabilities, where they are kept too
 
     @property
     def blocks_per_s(self) -> float:
@@ -122,4 +123,5 @@ def estimate(trainer: Trainer) -> Estimate:
         train_bytes=_ADAM_COPIES * 4 * sum(t.numel() for t in trainer.weights.values()),
         disk_bytes=0.0 if store.disk is None else store.disk.room_bytes,
         on_disk_bytes=there_before,
+        probs_bytes=trainer.probs.num_bytes if trainer.probs.keeps else 0,
     )

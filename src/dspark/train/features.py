@@ -42,11 +42,13 @@ class Features:
 
 @dataclass(frozen=True)
 class CacheLimits:
-    """What features may take: bytes of memory, and of the disk under `folder` (None: none there)."""
+    """What features may take: bytes of memory, and of the disk under `folder` (None: none there). With `probs` memory
+    that all features together leave over is for the target's probabilities of the draft vocabulary."""
 
     memory_bytes: float = 4e9
     folder: Path | None = None
     disk_bytes: float = 0.0
+    probs: bool = False
 
     def open_disk(self, target: Target, taps: Sequence[int], corpus: Corpus, writers: int = 1) -> FeatureDisk | None:
         """The folder of this target, these taps and this data, under everything else that decides the numbers.
@@ -68,6 +70,34 @@ def target_probs(
     """The target's probabilities of the draft vocabulary, normalised over the full one, at response offsets `rows`."""
     hidden = features.hidden[rows].to(head_rows.dtype)
     return torch.addmm(-features.log_z[rows, None], hidden, head_rows.T).exp_()
+
+
+class DraftProbs:
+    """The target's probabilities of the draft vocabulary at response positions of a corpus's texts.
+
+    Kept in float16 when those of all texts fit `limit_bytes`, which saves a matrix product each time a position is
+    seen; computed when asked for otherwise. Whether they are kept thus depends on the limit and the data alone, not on
+    which texts came first, and a resumed run has the same numbers.
+    """
+
+    def __init__(self, head_rows: Float[Tensor, "V_draft D"], corpus: Corpus, limit_bytes: float):
+        self._head_rows = head_rows
+        self.num_bytes = 2 * head_rows.shape[0] * (corpus.response_tokens - len(corpus))
+        self._kept: dict[int, Tensor] | None = {} if self.num_bytes <= limit_bytes else None
+
+    @property
+    def keeps(self) -> bool:
+        return self._kept is not None
+
+    def __call__(self, index: int, features: Features, rows: Int[Tensor, " N"]) -> Float[Tensor, "N V_draft"]:
+        """Of text `index` at response offsets `rows`, which may repeat."""
+        if self._kept is None:
+            places, which = torch.unique(rows, return_inverse=True)
+            return target_probs(features, places, self._head_rows)[which]
+        if index not in self._kept:
+            everywhere = torch.arange(features.hidden.shape[0], device=rows.device)
+            self._kept[index] = target_probs(features, everywhere, self._head_rows).half()
+        return self._kept[index][rows].float()
 
 
 class FeatureStore:

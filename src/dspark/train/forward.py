@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dspark.drafter import Drafter
 from dspark.train.anchors import slot_mask
-from dspark.train.features import Features, target_probs
+from dspark.train.features import Features
 from dspark.train.losses import LossSums, loss_sums, slot_weights
 from dspark.train.refine import Refinement, drafted_blocks
 
@@ -58,11 +58,11 @@ def chunk_sums(
     drafter: Drafter,
     features: Features,
     slots: Slots,
-    head_rows: Float[Tensor, "V_draft D"],
+    probs: Float[Tensor, "N V_draft"],
     refine: Refinement | None = None,
 ) -> LossSums:
-    """Loss sums of a chunk, differentiable in the drafter's weights. `head_rows` are the target's head over the draft
-    vocabulary; with `refine` the backbone sees its own samples in place of masks."""
+    """Loss sums of a chunk, differentiable in the drafter's weights. `probs` are the target's, of the counted slots;
+    with `refine` the backbone sees its own samples in place of masks."""
     context = features.taps[: int(slots.anchors.max())].float()
     blocks = drafter.masked_block(slots.tokens)
     if refine is not None:
@@ -76,8 +76,6 @@ def chunk_sums(
     if drafter.token_free is not None:
         # An observer: it must not pull the backbone towards what can be known without tokens.
         confidence.append(drafter.token_free.logits(hidden.detach())[slots.mask])
-    places, which = torch.unique(slots.rows, return_inverse=True)
-    probs = target_probs(features, places, head_rows)[which]
     hidden, logits = (x.flatten(0, 1) if bool(slots.mask.all()) else x[slots.mask] for x in (hidden, logits))
     states = (hidden, features.hidden[slots.rows].float())
     return loss_sums(logits, probs, slots.labels, slots.weights, confidence, states)

@@ -20,14 +20,17 @@ only and are known before any piece runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 CE_WEIGHT, L1_WEIGHT, BCE_WEIGHT = 0.1, 0.9, 1.0
 OUTSIDE = -1  # draft id of a label that the draft vocabulary lacks
+_PIECE_ELEMENTS = 64 * 1024  # of logits at a time: three such arrays fit a core's cache
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,8 @@ def loss_sums(
     to at most 1. `labels` are draft ids, `OUTSIDE` where there is none. Several confidence heads add up. `hidden` are
     the drafter's and the target's hidden states; None leaves their term 0.
     """
-    log_q = draft_logits.log_softmax(dim=-1)
-    inside = labels != OUTSIDE
-    own = log_q.gather(-1, labels.clamp(min=0)[:, None]).squeeze(-1)
-    # where, not a product with the mask: a logit of -inf times 0 is not a number
-    cross_entropy = torch.where(inside, -own, torch.zeros_like(own))
-    left_over = (1 - target_probs.sum(dim=-1)).clamp(min=0)
-    distances = (log_q.exp() - target_probs).abs().sum(dim=-1) + left_over
+    cross_entropy, inner = _SlotDistances.apply(draft_logits, target_probs, labels)
+    distances = inner + (1 - target_probs.sum(dim=-1)).clamp(min=0)
     survives = (1 - distances.detach() / 2).clamp(0, 1)
     bce = distances.new_zeros(())
     for logits in confidence_logits:
@@ -90,6 +88,54 @@ def loss_sums(
     if hidden is not None:
         apart = (weights * (1 - F.cosine_similarity(*hidden, dim=-1))).sum()
     return LossSums((weights * cross_entropy).sum(), (weights * distances).sum(), bce, apart, distances.detach())
+
+
+class _SlotDistances(torch.autograd.Function):
+    """(CE, L1 over the draft vocabulary) of every slot, with the gradient written out.
+
+    Rows of a vocabulary are long, and autograd's chain of softmax, difference and sign reads and writes them a dozen
+    times; by hand and a few rows at a time they stay in the processor's cache. With s = sign(q - p),
+
+        d CE / d logits = q - onehot(y)        d L1 / d logits = q (s - sum(q s))
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        q = torch.empty_like(logits)
+        inside = labels != OUTSIDE
+        own = labels.clamp(min=0)[:, None]
+        cross_entropy, distances = logits.new_empty(len(labels)), logits.new_empty(len(labels))
+        for rows in _pieces(logits):
+            torch.softmax(logits[rows], dim=-1, out=q[rows])
+            # the largest never underflows, so it tells the normaliser
+            top = q[rows].max(dim=-1, keepdim=True)
+            normaliser = logits[rows].gather(-1, top.indices) - top.values.log()
+            # where, not a product with the mask: a logit of -inf times 0 is not a number
+            of_label = (normaliser - logits[rows].gather(-1, own[rows])).squeeze(-1)
+            cross_entropy[rows] = torch.where(inside[rows], of_label, torch.zeros_like(of_label))
+            distances[rows] = (q[rows] - target_probs[rows]).abs_().sum(dim=-1)
+        ctx.save_for_backward(q, target_probs, labels)
+        return cross_entropy, distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_ce: Tensor, of_l1: Tensor) -> tuple[Tensor, None, None]:
+        q, target_probs, labels = ctx.saved_tensors
+        of_ce = torch.where(labels != OUTSIDE, of_ce, torch.zeros_like(of_ce))[:, None]
+        grad = torch.empty_like(q)
+        for rows in _pieces(q):
+            sign = (q[rows] - target_probs[rows]).sign_()
+            factor = torch.linalg.vecdot(q[rows], sign)[:, None]
+            # q (of_l1 (s - sum(q s)) + of_ce)
+            sign.mul_(of_l1[rows, None]).add_(of_ce[rows] - of_l1[rows, None] * factor)
+            torch.mul(q[rows], sign, out=grad[rows])
+            grad[rows].scatter_add_(-1, labels[rows].clamp(min=0)[:, None], -of_ce[rows])
+        return grad, None, None
+
+
+def _pieces(logits: Tensor) -> list[slice]:
+    size = max(1, _PIECE_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
+    return [slice(first, first + size) for first in range(0, len(logits), size)]
 
 
 def total_loss(sums: LossSums, over: Denominators, hidden_weight: float = 0.0) -> Float[Tensor, ""]:

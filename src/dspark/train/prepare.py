@@ -13,7 +13,7 @@ from dspark.errors import TrainError
 from dspark.target import Target
 from dspark.target.layers import rms_norm
 from dspark.train.distance import distance_heads
-from dspark.train.features import CacheLimits, FeatureStore
+from dspark.train.features import CacheLimits, FeatureStore, feature_bytes
 from dspark.train.processes import Processes
 from dspark.train.settings import TrainSettings
 from dspark.train.start import choose_mask_id, drafter_config, first_tensors, special_ids
@@ -52,7 +52,8 @@ def new_trainer(
     cache, taps = cache or CacheLimits(), config.target_layer_ids
     disk = cache.open_disk(target, taps, corpus, processes.count if processes else 1)
     store = FeatureStore(target.decoder, taps, corpus, cache.memory_bytes, disk)
-    return Trainer(target, corpus, config, tensors, settings, store, processes)
+    left_over = cache.memory_bytes - feature_bytes(target.decoder, taps, corpus) if cache.probs else 0.0
+    return Trainer(target, corpus, config, tensors, settings, store, processes, left_over)
 
 
 def sizes_of(folder: Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class TrainSettings:
     hidden_weight: float = 1.0  # at first, of the loss that pulls hidden states towards the target's
     warm_start: bool = False  # start the layers from the target's last ones
     refine_prob: float = 0.0  # how often a chunk's blocks show the drafter's own samples in place of masks
+    bf16: bool = False  # matrix products in bfloat16, masters in float32
     seed: int = 0
 
     def __post_init__(self) -> None:

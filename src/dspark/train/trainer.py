@@ -16,9 +16,10 @@ from dspark.errors import TrainError
 from dspark.target import Target
 from dspark.target.linear import PlainLinear, linear_factory
 from dspark.train.anchors import BatchPlan, Chunk
-from dspark.train.features import FeatureStore
+from dspark.train.features import DraftProbs, FeatureStore
 from dspark.train.forward import Slots, chunk_slots, chunk_sums
 from dspark.train.losses import OUTSIDE, LossSums, denominators, total_loss
+from dspark.train.mixed import Bf16Linear
 from dspark.train.processes import Alone, Processes, shared_total
 from dspark.train.refine import refinement
 from dspark.train.settings import TrainSettings, hidden_weight, learning_rate
@@ -57,6 +58,7 @@ class Trainer:
         settings: TrainSettings,
         store: FeatureStore,
         processes: Processes | None = None,
+        probs_bytes: float = 0.0,
     ):
         device = target.decoder.device
         self.target, self.corpus, self.config, self.settings = target, corpus, config, settings
@@ -68,8 +70,10 @@ class Trainer:
         frozen = build_drafter(config, self.tensors, target.decoder, PlainLinear, share_head=False)
         vocabulary = frozen.vocabulary
         draft_ids = torch.arange(config.vocab_size, device=device) if vocabulary is None else vocabulary.ids
-        self._head_rows = target.decoder.head_weight.to(device)[draft_ids].float()
-        self._frozen = replace(frozen, lm_head=PlainLinear(self._head_rows))  # float32, whatever the target has
+        head_rows = target.decoder.head_weight.to(device)[draft_ids].float()
+        self.probs = DraftProbs(head_rows, corpus, probs_bytes)
+        self._make = Bf16Linear if settings.bf16 else PlainLinear
+        self._frozen = replace(frozen, lm_head=self._make(head_rows, None))  # whatever dtype the target has
         self._to_draft = torch.full((config.vocab_size,), OUTSIDE, device=device)
         self._to_draft[draft_ids] = torch.arange(draft_ids.shape[0], device=device)
         self.plan = BatchPlan(
@@ -110,8 +114,9 @@ class Trainer:
         settings, device = self.settings, self.target.decoder.device
         temperature = self.corpus.temperatures[chunk.sequence]  # blocks as they would be drafted in such a text
         refine = refinement(settings.refine_prob, settings.seed, step, number, temperature, device)
-        drafter = with_weights(self._frozen, self.tensors, self._positions)
-        return chunk_sums(drafter, self.store[chunk.sequence], slots, self._head_rows, refine)
+        drafter = with_weights(self._frozen, self.tensors, self._positions, self._make)
+        features = self.store[chunk.sequence]
+        return chunk_sums(drafter, features, slots, self.probs(chunk.sequence, features, slots.rows), refine)
 
     def _add_up(self, *sums: float) -> list[float]:
         """Gradients and sums over all processes. A process without a chunk has no gradients, but all must add."""
