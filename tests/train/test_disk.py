@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ TAPS = (0, 1)
 
 
 def open_store(target, corpus, folder, disk_bytes=1e9, taps=TAPS):
-    disk = CacheLimits(0, folder, disk_bytes).open_disk(target, taps, corpus)
+    disk = CacheLimits(0, folder, disk_bytes).open_disk(target, taps)
     return FeatureStore(target.decoder, taps, corpus, 0, disk)
 
 
@@ -41,11 +42,15 @@ def test_another_run_reads_what_one_computed(target, corpus, tmp_path, monkeypat
     assert all(second.holds(i) and same_features(second[i], found[i]) for i in range(len(corpus)))
 
 
-def test_other_data_or_taps_do_not_meet(target, corpus, tmp_path):
-    open_store(target, corpus, tmp_path)[0]
-    assert open_store(target, corpus, tmp_path).holds(0)
-    assert not open_store(target, corpus, tmp_path, taps=(0,)).holds(0)
-    assert not open_store(target, corpus.subset([0, 2, 3]), tmp_path).holds(0)
+def test_a_text_is_found_in_any_data_and_nothing_else_is(target, corpus, tmp_path):
+    found = open_store(target, corpus, tmp_path)[2]
+    assert not open_store(target, corpus, tmp_path, taps=(0,)).holds(2)
+    part = open_store(target, corpus.subset([0, 2, 3]), tmp_path)
+    assert [part.holds(i) for i in range(3)] == [False, True, False]
+    assert same_features(part[1], found)
+    moved = replace(corpus, prompt_lens=tuple(n + 1 for n in corpus.prompt_lens))
+    assert not open_store(target, moved, tmp_path).holds(2)
+    assert part.on_disk_bytes == open_store(target, corpus, tmp_path).on_disk_bytes == part.disk.used_bytes
 
 
 def test_everything_under_the_folder_counts(target, corpus, tmp_path):
@@ -62,22 +67,22 @@ def test_everything_under_the_folder_counts(target, corpus, tmp_path):
     stored = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
     assert stored == store.disk.used_bytes <= 5000 + 2.5 * size
     again = open_store(target, corpus, tmp_path, disk_bytes=1)
-    assert again.disk.used_bytes == stored and again.disk.room_bytes == again.disk.own_bytes == stored - 5000
+    assert again.disk.used_bytes == stored and again.disk.left_bytes == 0 and again.on_disk_bytes == stored - 5000
 
 
 def test_processes_divide_what_is_left(tmp_path):
-    FeatureDisk(tmp_path, "key", 1e9).put(0, {"taps": torch.zeros(100)})
+    FeatureDisk(tmp_path, "key", 1e9).put("text", {"taps": torch.zeros(100)})
     alone, shared = FeatureDisk(tmp_path, "key", 10_000), FeatureDisk(tmp_path, "key", 10_000, writers=2)
     assert shared.used_bytes == alone.used_bytes > 400
-    assert 2 * (shared.room_bytes - shared.used_bytes) == alone.room_bytes - alone.used_bytes
+    assert 2 * shared.left_bytes == alone.left_bytes > 0
 
 
 def test_what_a_kill_left_is_removed_and_damage_is_computed_again(target, corpus, tmp_path):
     store = open_store(target, corpus, tmp_path)
     expected = store[1]
-    (path,) = tmp_path.rglob("1.safetensors")
+    (path,) = tmp_path.rglob("*.safetensors")
     path.write_bytes(path.read_bytes()[:100])
-    part = path.with_name("2.999.part")
+    part = path.with_name(f"{corpus.text_digest(2)}.999.part")
     part.write_bytes(b"half")
     again = open_store(target, corpus, tmp_path)
     assert not part.exists() and not again.holds(2)

@@ -90,6 +90,12 @@ class Corpus:
         sha.update(np.array([self.offsets[1:], self.prompt_lens], np.int64).tobytes())
         return sha.hexdigest()[:16]
 
+    def text_digest(self, index: int) -> str:
+        """Hash of one text: its tokens, and where its response begins."""
+        sha = hashlib.sha256(self.sequence(index).numpy().tobytes())
+        sha.update(self.prompt_lens[index].to_bytes(8, "little"))
+        return sha.hexdigest()[:32]
+
     def with_notes(self, *notes: str) -> "Corpus":
         return Corpus(self.ids, self.offsets, self.prompt_lens, self.temperatures, self.kinds, (*self.notes, *notes))
 

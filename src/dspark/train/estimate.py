@@ -95,7 +95,7 @@ def estimate(trainer: Trainer) -> Estimate:
     """Time the target and `_TIMED_STEPS` steps of `trainer`. Nothing changes but what its cache holds."""
     plan, corpus, store = trainer.plan, trainer.corpus, trainer.store
     first = sorted({chunk.sequence for step in range(_TIMED_STEPS) for chunk in plan.batch(step)})
-    there_before = 0 if store.disk is None else store.disk.own_bytes
+    there_before = store.on_disk_bytes
     new = [sequence for sequence in first if not store.holds(sequence)]
     began = time.perf_counter()
     run = [store[i].taps.shape[0] for i in new] or [store.compute(i).taps.shape[0] for i in first[:_TIMED_STEPS]]
@@ -121,7 +121,7 @@ def estimate(trainer: Trainer) -> Estimate:
         feature_bytes=feature_bytes(trainer.target.decoder, trainer.config.target_layer_ids, corpus),
         cache_bytes=store.cache_bytes,
         train_bytes=_ADAM_COPIES * 4 * sum(t.numel() for t in trainer.weights.values()),
-        disk_bytes=0.0 if store.disk is None else store.disk.room_bytes,
+        disk_bytes=0.0 if store.disk is None else store.on_disk_bytes + store.disk.left_bytes,
         on_disk_bytes=there_before,
         probs_bytes=trainer.probs.num_bytes if trainer.probs.keeps else 0,
     )

@@ -50,8 +50,8 @@ class CacheLimits:
     disk_bytes: float = 0.0
     probs: bool = False
 
-    def open_disk(self, target: Target, taps: Sequence[int], corpus: Corpus, writers: int = 1) -> FeatureDisk | None:
-        """The folder of this target, these taps and this data, under everything else that decides the numbers.
+    def open_disk(self, target: Target, taps: Sequence[int], writers: int = 1) -> FeatureDisk | None:
+        """The folder of this target and these taps, and of the kernels, which also decide the numbers.
 
         Raises:
             TrainError: the folder cannot be written.
@@ -60,7 +60,7 @@ class CacheLimits:
             return None
         decoder = target.decoder
         kernels = (type(decoder.head).__name__, str(decoder.dtype), decoder.device.type, decoder.exact)
-        rest = hashlib.sha256(repr((tuple(taps), corpus.digest(), kernels)).encode()).hexdigest()[:16]
+        rest = hashlib.sha256(repr((tuple(taps), kernels)).encode()).hexdigest()[:16]
         return FeatureDisk(self.folder, f"{target.fingerprint.weights}-{rest}", self.disk_bytes, writers)
 
 
@@ -124,7 +124,14 @@ class FeatureStore:
 
     def holds(self, index: int) -> bool:
         """Whether a sequence's features need no run of the target."""
-        return index in self._kept or (self.disk is not None and self.disk.holds(index))
+        return index in self._kept or (self.disk is not None and self.disk.holds(self._corpus.text_digest(index)))
+
+    @property
+    def on_disk_bytes(self) -> int:
+        """Of this corpus's features."""
+        if self.disk is None:
+            return 0
+        return self.disk.bytes_of(self._corpus.text_digest(i) for i in range(len(self._corpus)))
 
     def __getitem__(self, index: int) -> Features:
         found = self._kept.get(index)
@@ -136,14 +143,15 @@ class FeatureStore:
         return found
 
     def _from_disk(self, index: int) -> Features | None:
-        tensors = self.disk.get(index) if self.disk is not None else None
+        tensors = self.disk.get(self._corpus.text_digest(index)) if self.disk is not None else None
         device = self._decoder.device
         return None if tensors is None else Features(**{name: t.to(device) for name, t in tensors.items()})
 
     def _computed(self, index: int) -> Features:
         found = self.compute(index)
         if self.disk is not None:
-            self.disk.put(index, {"taps": found.taps, "hidden": found.hidden, "log_z": found.log_z})
+            tensors = {"taps": found.taps, "hidden": found.hidden, "log_z": found.log_z}
+            self.disk.put(self._corpus.text_digest(index), tensors)
         return found
 
     @torch.no_grad()

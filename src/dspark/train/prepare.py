@@ -50,7 +50,7 @@ def new_trainer(
         raise TrainError("No sequence is left to train on; give more data or hold out less.")
     config, tensors = _weights(target, corpus, settings, init_from, mask_token_id)
     cache, taps = cache or CacheLimits(), config.target_layer_ids
-    disk = cache.open_disk(target, taps, corpus, processes.count if processes else 1)
+    disk = cache.open_disk(target, taps, processes.count if processes else 1)
     store = FeatureStore(target.decoder, taps, corpus, cache.memory_bytes, disk)
     left_over = cache.memory_bytes - feature_bytes(target.decoder, taps, corpus) if cache.probs else 0.0
     return Trainer(target, corpus, config, tensors, settings, store, processes, left_over)
