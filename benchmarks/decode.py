@@ -26,11 +26,12 @@ from dspark.engine import Engine  # noqa: E402
 from dspark.engine.lookup import LookupProposer  # noqa: E402
 from dspark.engine.proposer import NoneProposer  # noqa: E402
 from dspark.engine.tables import find_table  # noqa: E402
-from dspark.measure import WORKLOADS  # noqa: E402
 from dspark.measure.paired import Cell, Mode, median_speed, ratio, run_paired  # noqa: E402
+from dspark.measure.workloads import COPY, WORKLOADS  # noqa: E402
 from dspark.target import load_target  # noqa: E402
 
 CPU = torch.device("cpu")
+TEXTS = {**WORKLOADS, "copy": COPY}
 _STARTUP = """
 import time; began = time.perf_counter()
 import dspark
@@ -63,7 +64,7 @@ class Bench:
         return {
             kind: [
                 tokenizer.encode(tokenizer.render_chat([{"role": "user", "content": text}]), add_special_tokens=False)
-                for text in WORKLOADS[kind][: self.args.prompts]
+                for text in TEXTS[kind][: self.args.prompts]
             ]
             for kind in kinds
         }

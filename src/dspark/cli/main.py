@@ -12,7 +12,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 import typer
 
 from dspark import __version__
-from dspark.cli import acceptance, calibrate, chat, data, doctor, generate, plan, profile, serve, table, train
+from dspark.cli import acceptance, bench, calibrate, chat, data, doctor, generate, plan, profile, serve, table, train
 from dspark.errors import DsparkError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("calibrate")(calibrate.calibrate)
 app.command("acceptance")(acceptance.acceptance)
+app.command("bench")(bench.bench)
 app.command("estimate")(train.estimate)
 app.command("profile")(profile.profile)
 app.command("plan")(plan.plan)

@@ -34,13 +34,14 @@ class Acceptance:
         self.prompts += prompts
         self.steps += counts.steps
         self.committed += counts.committed
-        _add_slots(self.slot_verified, counts.slot_verified)
-        _add_slots(self.slot_accepted, counts.slot_accepted)
+        add_slots(self.slot_verified, counts.slot_verified)
+        add_slots(self.slot_accepted, counts.slot_accepted)
         for source, steps in counts.sources.items():
             self.sources[source] = self.sources.get(source, 0) + steps
 
 
-def _add_slots(total: list[int], counts: Sequence[int]) -> None:
+def add_slots(total: list[int], counts: Sequence[int]) -> None:
+    """Add counts per slot to `total`, which grows where it is shorter."""
     total += [0] * (len(counts) - len(total))
     for slot, count in enumerate(counts):
         total[slot] += count

@@ -9,6 +9,7 @@ from dspark.schedule.profile import Profile
 MOST_DRAFT_SHARE = 1 / 3
 USUAL_DRAFT_SHARE = 0.1  # of a plain step; where not even such a drafter would pay, speed is not the trouble
 USUAL_CONTEXT, USUAL_BLOCK = 512, 4
+USUAL_ROWS = (1, 8, 32)
 
 
 def advice(
@@ -39,7 +40,7 @@ def advice(
 def cost_summary(profile: Profile) -> str:
     """From which acceptance on drafts pay, at the sizes people ask about."""
     said = []
-    for rows in (1, 8, 32):
+    for rows in USUAL_ROWS:
         needed = break_even(profile, Load(rows, USUAL_CONTEXT), profile.block or USUAL_BLOCK)
         said.append(f"{'never' if needed is None else f'above {needed:.0%} kept'} with {rows} at once")
     return f"drafts pay {', '.join(said)}"
@@ -51,6 +52,12 @@ def cost_advice(profile: Profile) -> list[str]:
     said = _drafter_advice(profile, load, block)
     if break_even(profile, load, block) is None:
         return ["even drafts that are always kept would not pay; use --proposer none or lookup.", *said]
+    late = [str(rows) for rows in USUAL_ROWS[1:] if break_even(profile, Load(rows, USUAL_CONTEXT), block) is None]
+    if late:
+        said.append(
+            f"with {' and '.join(late)} requests at once not even drafts that are always kept pay; use --policy auto, "
+            "which stops drafting there."
+        )
     return said
 
 

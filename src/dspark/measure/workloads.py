@@ -1,4 +1,8 @@
-"""Prompts to measure with, written for this project, by kind of text."""
+"""Prompts to measure with, written for this project, by kind of text.
+
+Short enough for a model of a hundred million parameters, and open enough that a larger one fills the answer's length.
+Answers of `EXTRACTION` mostly repeat text that the prompt gives: the best case of looking drafts up.
+"""
 
 CODE = (
     "Write a Python function that reverses a string.",
@@ -94,4 +98,110 @@ COPY = (
     '{"name": "Julia Winter", "age": 42, "city": "Vienna", "languages": ["German", "English"], "member": true}',
 )
 
-WORKLOADS: dict[str, tuple[str, ...]] = {"code": CODE, "math": MATH, "chat": CHAT, "copy": COPY}
+_RECIPE = (
+    "Pancakes for four: mix 250 g of flour, two eggs, half a litre of milk and a pinch of salt. Let the batter rest "
+    "for 20 minutes. Melt some butter in a pan, pour in a ladle of batter and fry each side for two minutes."
+)
+_MINUTES = (
+    "Minutes of May 12th. Present: Ines Okafor, Paul Lindqvist, Ravi Shah. Ines reported that the new printer arrives "
+    "on Thursday. Paul will call the landlord about the heating. Ravi asked for a second key; Ines will have one made "
+    "by May 20th. The next meeting is on June 2nd at 10 a.m."
+)
+_LOG = """09:12 INFO  server started on port 8080
+09:13 WARN  disk almost full: 91 %
+09:15 ERROR cannot open file orders.csv
+09:15 INFO  retrying in 5 seconds
+09:16 ERROR cannot open file prices.csv
+09:20 INFO  backup finished
+"""
+_TABLE = """name,department,city,salary
+Brandt,Sales,Hamburg,41000
+Costa,Support,Lisbon,38000
+Dubois,Sales,Lyon,43500
+Eriksen,Research,Oslo,52000
+Fischer,Support,Bremen,37000
+"""
+_CONFIG = """server:
+  host: localhost
+  port: 8080
+  timeout: 30
+database:
+  name: shop
+  user: reader
+  pool_size: 5
+"""
+_REVIEW = (
+    "I bought the kettle in April. It boils a litre in three minutes and the handle stays cool. The lid is hard to "
+    "open with one hand, and the cable is too short for our kitchen. For 35 euros I would buy it again."
+)
+
+EXTRACTION = (
+    *COPY,
+    f"List the ingredients of this recipe with their amounts, one per line:\n\n{_RECIPE}",
+    f"Rewrite this recipe as numbered steps, keeping the wording:\n\n{_RECIPE}",
+    f"List every person in these minutes and what they will do, in the words of the text:\n\n{_MINUTES}",
+    f"Copy out each sentence of these minutes that contains a date:\n\n{_MINUTES}",
+    f"Print only the lines of this log that contain ERROR:\n\n{_LOG}",
+    f"Print this log again with INFO replaced by NOTE:\n\n{_LOG}",
+    f"Turn this CSV table into a Markdown table:\n\n{_TABLE}",
+    f"Print this table again, sorted by salary from high to low:\n\n{_TABLE}",
+    f"Convert this YAML file to JSON:\n\n{_CONFIG}",
+    f"Change the port to 9090 and the pool size to 10, and print the whole file:\n\n{_CONFIG}",
+    f"Quote the sentences of this review that name a weakness:\n\n{_REVIEW}",
+    f"Correct any mistakes in this review and print it in full:\n\n{_REVIEW}",
+)
+
+WRITING = (
+    "Write a short story about a lighthouse that has lost its light.",
+    "Write a poem of three verses about the first snow.",
+    "Write the opening paragraph of a detective novel set in a small harbour town.",
+    "Describe an old market square early in the morning.",
+    "Write a letter from a traveller in the desert to a friend at home.",
+    "Write a fairy tale about a fox who wanted to learn to read.",
+    "Write a speech for the opening of a village library.",
+    "Write a dialogue between a clockmaker and a customer who is always late.",
+    "Write an advertisement for a bicycle repair shop.",
+    "Write a blog post about growing tomatoes on a balcony.",
+    "Write a product description for a warm wool blanket.",
+    "Write a diary entry of a sailor on a calm day.",
+    "Write a news report about a lost dog that walked home over the mountains.",
+    "Write a short essay on why people collect things.",
+    "Write a scene in which two old friends meet by chance at a railway station.",
+    "Continue this story: When Mara opened the box, all she found was a key and a pressed flower.",
+    "Write a limerick about a cat that likes the rain.",
+    "Write a cover letter for a job as a gardener.",
+    "Write a toast for a grandmother's eightieth birthday.",
+    "Describe a storm at sea to someone who has never seen the ocean.",
+)
+
+TRANSLATION = (
+    "Translate into French: The weather is nice today, and we are going for a walk by the river.",
+    "Translate into Spanish: My sister lives in a small house near the sea with her two children.",
+    "Translate into German: Could you please tell me where the nearest train station is?",
+    "Translate into Italian: We would like a table for four people, if possible by the window.",
+    "Translate into Portuguese: I have been learning your language for a year and I still make many mistakes.",
+    "Translate into Dutch: The shop is closed on Sundays, but you can order on the website.",
+    "Translate into English: Le petit garçon a perdu son chapeau dans le jardin et il le cherche depuis ce matin.",
+    "Translate into English: Mañana por la mañana vamos a visitar a nuestros abuelos en el pueblo.",
+    "Translate into English: Der Zug fährt um acht Uhr ab, deshalb müssen wir heute früh aufstehen.",
+    "Translate into English: La biblioteca è aperta tutti i giorni, ma la domenica chiude a mezzogiorno.",
+    "Translate these words into French, one per line: bread, water, apple, cheese, window, door, street, winter.",
+    "Translate these words into Spanish, one per line: house, tree, dog, river, morning, night, school, teacher, book.",
+    "Translate this notice into German: Please switch off the lights and close all windows before you leave the room.",
+    "Translate this postcard into French: Greetings from the mountains. It snows every day, and we drink a lot of tea.",
+    "Translate into Spanish and explain the grammar of the sentence: If I had more time, I would read more books.",
+    "Translate into German and into French: Where did you buy these shoes, and how much did they cost?",
+    "Say this sentence in French, Spanish and German: Thank you very much for your help.",
+    "Rewrite this sentence in simple modern English: Whither goest thou at so late an hour, good sir?",
+    "Translate into English and say what language it is: Jag tycker om att dricka kaffe på morgonen.",
+    "Translate this message into Italian: I arrive on Friday at six. Can you meet me at the airport? I have two bags.",
+)
+
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    "code": CODE,
+    "math": MATH,
+    "chat": CHAT,
+    "writing": WRITING,
+    "extraction": EXTRACTION,
+    "translation": TRANSLATION,
+}

@@ -84,7 +84,7 @@ def _return_free_memory() -> None:
 def resolve_model(name: str) -> Path:
     """The Hugging Face folder behind a model name; GGUF files are converted once into the cache."""
     if name in ALIASES:
-        return _converted(_packaged_file(name))
+        return _converted(packaged_file(name))
     path = Path(os.path.expanduser(name))
     if os.path.isdir(path):
         return path
@@ -99,7 +99,8 @@ def resolve_model(name: str) -> Path:
     )
 
 
-def _packaged_file(alias: str) -> Path:
+def packaged_file(alias: str) -> Path:
+    """The GGUF file behind an alias. Raises ModelError when its package is not installed."""
     package, file = ALIASES[alias]
     found = importlib.util.find_spec(package)
     path = Path(found.origin).parent / file if found and found.origin else None
