@@ -5,14 +5,18 @@
 Random lengths, random disconnects, 5 % malformed requests. Afterwards the cache must be empty and memory as before;
 every answer, also those cut short, is compared with plain decoding of the same prompt alone, and differences that are
 not ties make the script exit 1. Then eight requests at once, through the server and straight through its engine in
-turns: the difference is the server's overhead. The clients run in a process of their own.
+turns: the difference is the server's overhead, that of the clients included, which run in a process of their own.
+Standard output is one page of Markdown; progress goes to standard error. With SmolLM2 on two cores it takes about
+three times --seconds.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -21,19 +25,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
+import torch  # noqa: E402
+
+from dspark.cli.markdown import markdown_table  # noqa: E402
 from dspark.config import SamplingParams  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
 from dspark.measure import WORKLOADS, Difference, differences  # noqa: E402
-from dspark.measure.paired import Mode, median_speed, ratio, run_paired  # noqa: E402
+from dspark.measure.paired import Cell, Mode, median_speed, ratio, run_paired  # noqa: E402
 from dspark.serve import ServeConfig  # noqa: E402
 from dspark.serve.run import DrainingServer, listen  # noqa: E402
 from dspark.serve.worker import Event, Ticket  # noqa: E402
+from dspark.target import KvPool  # noqa: E402
 
 CLIENTS = Path(__file__).with_name("soak_clients.py")
+MALFORMED, LEAVING = 0.05, 0.15  # shares of the requests
+OVERHEAD_LIMIT, BATCH = 0.05, 8
 MEMORY_TOLERANCE_BYTES = 48e6  # growth over the second half that is not called a leak
 Ids = tuple[int, ...]
 
@@ -43,6 +54,8 @@ class Answers:
     """What the engine said to each prompt, complete or cut short, as the server's events tell it."""
 
     found: dict[tuple[Ids, float, int | None], set[Ids]] = field(default_factory=dict)  # by prompt, temperature, seed
+    stopped: set[tuple[tuple[Ids, float, int | None], Ids]] = field(default_factory=set)  # by themselves
+    wrong_length: int = 0  # said to be as long as asked for, and are not
     latest: dict[Ids, Ids] = field(default_factory=dict)
 
     def observe(self, ticket: Ticket, event: Event) -> None:
@@ -50,7 +63,12 @@ class Answers:
         if output is None:
             return
         params = ticket.jobs[event.index].params
-        self.found.setdefault((output.prompt_ids, params.temperature, params.seed), set()).add(output.token_ids)
+        asked = (output.prompt_ids, params.temperature, params.seed)
+        self.found.setdefault(asked, set()).add(output.token_ids)
+        if output.finish_reason == "stop":
+            self.stopped.add((asked, output.token_ids))
+        elif output.finish_reason == "length":
+            self.wrong_length += len(output.token_ids) != params.max_tokens
         self.latest[output.prompt_ids] = output.token_ids
 
 
@@ -65,7 +83,10 @@ class Fleet:
     def do(self, what: str, **values: Any) -> Any:
         assert self._process.stdin and self._process.stdout
         print(json.dumps({"do": what, "with": values}), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("The clients' process has ended; what it printed above says why.")
+        return json.loads(line)
 
     def close(self) -> None:
         self._process.communicate(timeout=10)
@@ -117,6 +138,7 @@ class Soak:
     end: Footprint
     compared: int
     different: list[Difference]
+    wrong_length: int = 0
 
     def faults(self) -> list[str]:
         """What must not be; empty when all is well."""
@@ -129,6 +151,8 @@ class Soak:
         for name in ("files", "threads"):
             if getattr(self.end, name) > getattr(self.start, name):
                 wrong.append(f"{name}: {getattr(self.start, name)} at the start, {getattr(self.end, name)} at the end")
+        if self.wrong_length:
+            wrong.append(f"answers that ended for their length at another: {self.wrong_length}")
         if self.end.memory_bytes - self.half.memory_bytes > MEMORY_TOLERANCE_BYTES:
             wrong.append(f"memory grew from {_mb(self.half.memory_bytes)} to {_mb(self.end.memory_bytes)}")
         wrong += [f"prompt {d.prompt}, token {d.position}: gap {d.gap:.2g}" for d in self.different if not d.is_tie]
@@ -141,6 +165,7 @@ EXPECTED = ("answered", "left", "429", "malformed, refused")
 def soak(engine: Engine, fleet: Fleet, prompts: Sequence[Sequence[int]], **load: Any) -> Soak:
     """Let the clients loose in two halves, then look at what is left and compare every answer."""
     answers, seen = Answers(), {}
+    _touch_caches()
     with serving(engine) as server:
         server.worker.observers.append(answers.observe)
         common = {"url": server.url, "prompts": [list(p) for p in prompts], **load, "seconds": load["seconds"] / 2}
@@ -150,8 +175,17 @@ def soak(engine: Engine, fleet: Fleet, prompts: Sequence[Sequence[int]], **load:
             for what, count in fleet.do("soak", **common, seed=half).items():
                 seen[what] = seen.get(what, 0) + count
             marks.append(_settled(server))
-    compared, different = compare(engine, answers)
-    return Soak(load["seconds"], seen, *marks, compared, different)
+            _say(f"half {half + 1} of 2: {seen}")
+    _say(f"comparing the answers to {len(answers.found)} requests")
+    compared, different = compare(engine, answers, prompts)
+    return Soak(load["seconds"], seen, *marks, compared, different, answers.wrong_length)
+
+
+def _touch_caches() -> None:
+    """Use every page of the empty caches, so that filling them later is no growth of memory."""
+    for pool in [thing for thing in gc.get_objects() if type(thing) is KvPool]:
+        for cache in pool.caches:
+            cache.zero_()
 
 
 def _settled(server: DrainingServer) -> Footprint:
@@ -162,23 +196,33 @@ def _settled(server: DrainingServer) -> Footprint:
     return Footprint.of(worker.engine)
 
 
-def compare(engine: Engine, answers: Answers) -> tuple[int, list[Difference]]:
-    """Every answer against plain decoding of its prompt alone; how many there were, and where they part."""
+def compare(engine: Engine, answers: Answers, prompts: Sequence[Sequence[int]] = ()) -> tuple[int, list[Difference]]:
+    """Every answer against plain decoding of its prompt alone; how many there were, and where they part.
+
+    An answer that stopped by itself must be all that plain decoding says; others must be how that begins.
+    """
     plain = engine.without_drafts()
     compared, found = 0, []
-    for (prompt, temperature, seed), variants in answers.found.items():
+    numbers = {tuple(prompt): number for number, prompt in enumerate(prompts)}
+    for asked, variants in answers.found.items():
+        prompt, temperature, seed = asked
         longest = max(map(len, variants))
         params = SamplingParams(temperature=temperature, seed=seed, max_tokens=max(longest, 1))
         serial = plain.generate([prompt], params)[0].token_ids
         for ids in sorted(variants):
             compared += 1
-            if ids != serial[: len(ids)]:
-                found += differences(engine.target, [prompt], [serial[: len(ids)]], [ids], params)
+            right = serial if (asked, ids) in answers.stopped else serial[: len(ids)]
+            if ids != right:
+                parted = differences(engine.target, [prompt], [right], [ids], params)
+                found += [replace(one, prompt=numbers.get(prompt, -1)) for one in parted]
     return compared, found
 
 
-def overhead(engine: Engine, fleet: Fleet, prompts: Sequence[Sequence[int]], tokens: int, rounds: int) -> str:
-    """A table: eight requests at once, straight through the engine and through the server, in turns."""
+DIRECT, WHOLE, STREAMED, CONTROL = "engine alone", "served, whole", "served, streamed", "engine alone, again"
+
+
+def overhead(engine: Engine, fleet: Fleet, prompts: Sequence[Sequence[int]], tokens: int, rounds: int) -> list[Cell]:
+    """All prompts at once, straight through the engine and through the server, in turns."""
     params, answers = SamplingParams(temperature=0, max_tokens=tokens), Answers()
 
     def through(stream: bool) -> Mode:
@@ -187,23 +231,45 @@ def overhead(engine: Engine, fleet: Fleet, prompts: Sequence[Sequence[int]], tok
             fleet.do("burst", url=server.url, bodies=[body | {"prompt": list(p)} for p in batch])
             return [answers.latest[tuple(p)] for p in batch]
 
-        return Mode("served, streamed" if stream else "served, whole", run)
+        return Mode(STREAMED if stream else WHOLE, run)
 
     with serving(engine) as server:
         server.worker.observers.append(answers.observe)
         # The server's thread leaves the engine alone while there are no requests.
         direct = [
             Mode(name, lambda batch: [o.token_ids for o in engine.generate(list(batch), params)])
-            for name in ("engine alone", "engine alone, again")
+            for name in (DIRECT, CONTROL)
         ]
-        modes = [direct[0], through(False), through(True), direct[1]]
-        cells = list(run_paired(modes, {"mixed": prompts}, rounds))
-    lines = ["| mode | tok/s | against the engine alone |", "| --- | --- | --- |"]
-    for mode in modes:
-        lines.append(
-            f"| {mode.name} | {median_speed(cells, mode.name):.1f} | {ratio(cells, mode.name, modes[0].name)} |"
-        )
-    return "\n".join(lines)
+        return list(run_paired([direct[0], through(False), through(True), direct[1]], {"mixed": prompts}, rounds))
+
+
+def overhead_report(cells: Sequence[Cell]) -> str:
+    """Speeds, and what the server costs: both ways, against the mean of the engine alone and its control."""
+    rows = [
+        [name, f"{median_speed(cells, name):.1f}", str(ratio(cells, name, DIRECT))]
+        for name in (DIRECT, WHOLE, STREAMED, CONTROL)
+    ]
+    # Against the mean of the engine alone and its control, which stand on both sides of the served modes.
+    costs = {name: median(_costs(cells, name)) for name in (WHOLE, STREAMED)}
+    # A server that is faster than its engine is noise, like a control that differs.
+    noise = max(abs(1 - ratio(cells, CONTROL, DIRECT).median), -min(costs.values()))
+    if noise >= OVERHEAD_LIMIT:
+        verdict = f"cannot be judged here, since equal work differs by {100 * noise:.1f} %"
+    else:
+        verdict = f"is {'held' if max(costs.values()) < OVERHEAD_LIMIT else 'missed'}"
+    return (
+        markdown_table(["mode", "tok/s", "against the engine alone"], rows)
+        + f"\n\nThe server costs {100 * costs[WHOLE]:.1f} % of the engine's throughput for whole answers and "
+        f"{100 * costs[STREAMED]:.1f} % for streamed ones, clients included; the limit of {100 * OVERHEAD_LIMIT:.0f} % "
+        f"{verdict}."
+    )
+
+
+def _costs(cells: Sequence[Cell], mode: str) -> list[float]:
+    """Share of the engine's own throughput that is missing, round by round."""
+    speed = {(cell.mode, cell.round): cell.tok_per_s for cell in cells}
+    rounds = {cell.round for cell in cells}
+    return [1 - 2 * speed[mode, n] / (speed[DIRECT, n] + speed[CONTROL, n]) for n in rounds]
 
 
 def report(result: Soak) -> str:
@@ -221,8 +287,29 @@ def report(result: Soak) -> str:
             for name in ("files", "threads")
         ),
     }
-    lines = [f"| {result.seconds:g} s | |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())]
-    return "\n".join(lines)
+    page = markdown_table([f"{result.seconds:g} s", ""], rows.items())
+    if ties:
+        rows = [
+            [str(d.prompt), str(d.position), f"{d.gap:.2g}", f"{d.noise:.2g}"] for d in result.different if d.is_tie
+        ]
+        page += "\n\n" + markdown_table(["tie in prompt", "at token", "gap of the two scores", "kernel noise"], rows)
+    return page
+
+
+def heading(engine: Engine, clients: int, tokens: int, given: Sequence[str]) -> str:
+    """What is run, and where."""
+    config, load = engine.config, os.getloadavg()[0]
+    return (
+        f"```bash\n{shlex.join(['python', 'benchmarks/soak.py', *given])}\n```\n\n"
+        f"{config.model}, proposer {engine.proposer.name}, policy {config.policy}; torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads, load {load:.2f} at the start, {time.strftime('%Y-%m-%d')}. "
+        f"{clients} clients, answers of 1 to {tokens} tokens, {100 * MALFORMED:g} % of the requests malformed, "
+        f"{100 * LEAVING:g} % left at a random moment of their first 3 s."
+    )
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def _mb(count: float) -> str:
@@ -245,15 +332,20 @@ def main() -> None:
     questions = [text for kind in ("code", "math", "chat") for text in WORKLOADS[kind]]
     prompts = [engine.chat_ids([{"role": "user", "content": text}]) for text in questions]
     fleet = Fleet()
-    result = soak(engine, fleet, prompts, seconds=args.seconds, clients=args.clients, most_tokens=args.tokens)
+    print(heading(engine, args.clients, args.tokens, sys.argv[1:]) + "\n", flush=True)
+    load = {"seconds": args.seconds, "clients": args.clients, "most_tokens": args.tokens}
+    result = soak(engine, fleet, prompts, **load, malformed=MALFORMED, leaving=LEAVING)
     print(report(result) + "\n", flush=True)
     if args.rounds:
         # No prompt is known from the round before.
-        fresh = Engine(engine.target, engine.proposer, replace(engine.config, max_batch=8, prefix_cache=False))
-        print(overhead(fresh, fleet, prompts[::7][:8], args.tokens, args.rounds), flush=True)
+        fresh = Engine.over(engine.target, replace(engine.config, max_batch=BATCH, prefix_cache=False))
+        _say("overhead")
+        print(overhead_report(overhead(fresh, fleet, prompts[::7][:BATCH], args.tokens, args.rounds)), flush=True)
     fleet.close()
     for fault in result.faults():
         print(f"\nFAULT: {fault}", flush=True)
+    if not result.faults():
+        print("\nNo fault: nothing failed, nothing leaked, and every text is the right one, up to the ties listed.")
     sys.exit(bool(result.faults()))
 
 

@@ -84,7 +84,10 @@ class Client:
 
     async def _send_malformed(self) -> str:
         content = self._random.choice(MALFORMED)
-        response = await self._http.post(CHAT, content=content, headers={"content-type": "application/json"})
+        try:
+            response = await self._http.post(CHAT, content=content, headers={"content-type": "application/json"})
+        except httpx.HTTPError as error:
+            return f"malformed, connection failed: {type(error).__name__}"
         return "malformed, refused" if response.status_code in (400, 404) else f"malformed, {response.status_code}"
 
 

@@ -1,7 +1,7 @@
 """Pauses and trials, on steps whose times the test makes up."""
 
 from dspark.config import RowRecord, StepRecord, StepTimes
-from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, Guard, Trials
+from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, RAREST_LOOK, Guard, Looks, Trials
 
 PLAIN_MS = 10.0
 
@@ -71,6 +71,49 @@ def test_steps_that_read_prompts_and_single_hiccups_decide_nothing():
     assert guard.ratio(1) == before
     guard.observe(record(True, 2, 5000.0))
     assert guard.ratio(1) < 1.2 * before and guard.allows(1, False)
+
+
+def test_steps_are_compared_by_what_they_should_take():
+    """The batch shrinks: drafting steps of few requests are quicker than plain ones of many, and still do not pay."""
+    guard = Guard()
+    allowed = []
+    for i in range(400):
+        plain_ms = 20.0 - i / 40  # the same power of two all along
+        may = guard.allows(1, False)
+        guard.observe(record(may, 0, plain_ms * (1.3 if may else 1.0)), plain_ms)
+        allowed.append(may)
+    assert guard.ratio(1) > 1.25 and sum(allowed[100:]) < 30
+
+
+def test_what_looking_for_drafts_costs_counts():
+    """Drafts that pay for themselves, and not for the looks that find none."""
+    guard = Guard()
+    allowed = []
+    for i in range(2000):
+        may = guard.allows(32, False)
+        drafts = may and i % 8 == 0
+        ms = PLAIN_MS * (1.05 if drafts else 1.04 if may else 1.0)
+        guard.observe(record(drafts, 0, ms, rows=32))
+        allowed.append(may)
+    assert sum(allowed[1000:]) < 200
+
+
+def test_looks_grow_rare_while_they_find_nothing():
+    looks = Looks()
+
+    def gaps(steps, rows):
+        taken = []
+        for i in range(steps):
+            if looks.due(rows):
+                looks.looked(False)
+                taken.append((i, looks.steps))
+        return taken
+
+    many = gaps(600, 32)
+    assert [n for _, n in many[:16]] == [1] * 16 and many[-1][1] == RAREST_LOOK
+    assert sum(n for _, n in many) >= 600 - RAREST_LOOK  # looks tell how many steps they stand for
+    looks.looked(True)
+    assert len(gaps(60, 1)) >= 60 - RAREST_LOOK  # for one request a look is cheap
 
 
 def due_steps(trials, key, steps):

@@ -91,3 +91,54 @@ def test_without_the_guard_fixed_drafts_whatever_it_brings(target, monkeypatch):
     records = m.run(engine, PROMPTS[:1], s.greedy(max_tokens=60))
     drafted, lost = drafted_and_lost(records)
     assert drafted >= 50 and lost > 0.3
+
+
+@pytest.mark.parametrize("policy", ["scheduled", "history"])
+def test_in_a_pause_nothing_is_looked_up(policy, target, plain, monkeypatch):
+    m.Clock(monkeypatch, target)
+    monkeypatch.setattr("dspark.engine.scheduler.Guard.allows", lambda *args: False)
+    proposer = LookupProposer()
+    monkeypatch.setattr(proposer, "offers", lambda *args: pytest.fail("looked for a draft"))
+    outputs = m.engine_on(target, proposer, policy=policy).generate(PROMPTS, MODES["greedy"])
+    assert [o.token_ids for o in outputs] == [a.token_ids for a in plain["greedy"]]
+
+
+WRONG = {
+    "everything three times too dear": m.Machine(lambda tokens: 27.0 + 3.0 * tokens, draft=6.0, slot=0.6, host=1.5),
+    "tokens too dear": m.Machine(lambda tokens: 7.0 + 3.0 * tokens, draft=2.0, slot=0.2, host=0.5),
+    "tokens too cheap": m.Machine(lambda tokens: 9.7 + 0.3 * tokens, draft=2.0, slot=0.2, host=0.5),
+    "drafter too dear": m.Machine(lambda tokens: 9.0 + 1.0 * tokens, draft=6.0, slot=0.6, host=0.5),
+    "drafter too cheap": m.Machine(lambda tokens: 9.0 + 1.0 * tokens, draft=0.7, slot=0.07, host=0.5),
+}
+
+
+def learnt_ms_per_token(target, monkeypatch, costs):
+    """Time per token on TWO_CORES under a plan with these costs, after an answer to learn from."""
+    with monkeypatch.context() as patch:
+        neural = s.bigram_proposer(target)
+        m.Clock(patch, target).watch(neural)
+        engine = m.engine_on(target, neural, costs, policy="scheduled")
+        m.run(engine, PROMPTS[:1], s.greedy(max_tokens=400))
+        # Several, since where one of them hits on a stretch that cannot be drafted, the next trial is a while away.
+        records = [record for prompt in PROMPTS[1:] for record in m.run(engine, [prompt], s.greedy(max_tokens=400))]
+        time, tokens = m.decoding_ms(records)
+    return time / tokens
+
+
+def test_a_profile_wrong_by_a_factor_of_three_recovers(target, monkeypatch):
+    """Plans come to be about as good as with the right one, while the engine runs."""
+    right = learnt_ms_per_token(target, monkeypatch, m.TWO_CORES)
+    wrong = {error: learnt_ms_per_token(target, monkeypatch, costs) / right for error, costs in WRONG.items()}
+    assert max(wrong.values()) < 1.1, wrong
+
+
+def test_wrong_costs_are_reported_once(target, monkeypatch):
+    calls = []
+    for costs in (m.TWO_CORES, WRONG["everything three times too dear"]):
+        with monkeypatch.context() as patch:
+            m.Clock(patch, target)
+            engine = m.engine_on(target, s.bigram_proposer(target), costs, policy="scheduled")
+            engine.loop.scheduler.when_costs_are_wrong(lambda costs=costs: calls.append(costs))
+            for prompt in PROMPTS[:2]:
+                m.run(engine, [prompt], s.greedy(max_tokens=200))
+    assert calls == [WRONG["everything three times too dear"]]

@@ -113,6 +113,31 @@ def test_measured_once_then_read(target, stored, monkeypatch):
     assert load_or_measure(target, random_proposer(target), CONFIG, Engine).to_dict() == stored.costs
 
 
+def test_a_stale_profile_is_measured_anew_at_the_next_start(target, stored, monkeypatch):
+    asked = []
+    monkeypatch.setattr(profiling, "measure", lambda *_: asked.append(1) or stored)
+    profiling.mark_stale(stored.key)  # nothing is cached yet: nothing to mark
+    stored_profile(target, random_proposer(target), CONFIG, Engine)
+    stored_profile(target, random_proposer(target), CONFIG, Engine)
+    assert len(asked) == 1
+    profiling.mark_stale(stored.key)
+    stored_profile(target, random_proposer(target), CONFIG, Engine)
+    stored_profile(target, random_proposer(target), CONFIG, Engine)
+    assert len(asked) == 2
+
+
+def test_an_engine_marks_its_cached_profile_once_steps_differ_from_it(target, stored, monkeypatch):
+    """Costs measured by another: a hundred times what this machine takes."""
+    slow = replace(stored, costs=Profile.from_dict(stored.costs).scaled(100.0).to_dict())
+    monkeypatch.setattr(profiling, "measure", lambda *_: slow)
+    monkeypatch.setattr("dspark.engine.engine.build_proposer", lambda *_: random_proposer(target))
+    engine = Engine.over(target, replace(CONFIG, policy="scheduled", kv_gb=0.02))
+    mark = profiling.stale_mark(profile_path(profile_key(target, random_proposer(target), engine.config)))
+    assert not mark.exists()
+    engine.generate(prompts(1), greedy(max_tokens=120))
+    assert mark.exists()
+
+
 def test_another_shape_or_setting_is_another_profile(target, stored):
     key = profile_key(target, random_proposer(target), CONFIG)
     others = [

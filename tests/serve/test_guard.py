@@ -60,6 +60,58 @@ def test_the_key_opens_as_bearer_token_and_as_a_browsers_password(guarded):
     assert challenge.startswith("Basic ")  # a browser asks for the password
 
 
+@pytest.fixture(scope="module")
+def local(make_engine):
+    """Without a key, on loopback, as `dspark serve` starts by default; one name is allowed beside."""
+    with serving(make_engine(), allowed_hosts=("llm.example.org",)) as server:
+        yield server
+
+
+HERE = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:80", "127.8.9.1", "[::1]", "[::1]:8000"]
+ELSEWHERE = [
+    "attacker.example",
+    "attacker.example:8000",
+    "127.0.0.1.attacker.example",
+    "localhost.attacker.example",
+    "xlocalhost",
+    "0.0.0.0:8000",
+    "192.168.0.7",
+    "127.0.0.1:80:80",
+    "[::1",
+    "[::1]x",
+    "localhost@attacker.example",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/metrics", "/", "/v1/dspark/state"])
+def test_a_page_whose_own_name_resolves_to_this_machine_is_refused(path, local):
+    """DNS rebinding: to the browser it is of one origin with the server, but it asks for its own name."""
+    for host in ELSEWHERE:
+        response = local.client.request(
+            "POST" if path == CHAT else "GET", path, json=chat_request(), headers={"host": host}
+        )
+        assert response.status_code == 403, host
+        assert_one_sentence(response.json()["error"]["message"], ["--allowed-hosts"])
+        assert response.json()["error"]["code"] == "host_not_allowed"
+    assert local.client.get("/health", headers={"host": ELSEWHERE[0]}).status_code == 200
+
+
+@pytest.mark.parametrize("host", [*HERE, "llm.example.org", "LLM.example.org:443"])
+def test_this_machine_and_allowed_names_are_answered(host, local):
+    assert local.client.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_behind_a_key_any_name_is_answered(guarded):
+    assert guarded.client.get("/v1/models", headers={"host": "attacker.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["", "http://a.example", "a.example:80", "A.example", "a b"])
+def test_hosts_that_no_header_has(host):
+    with pytest.raises(SettingsError, match="allowed-hosts"):
+        ServeConfig(model_name="toy", allowed_hosts=(host,))
+
+
 @pytest.mark.parametrize("key", ["", " x", "x\n", "schl\xfcssel"])
 def test_keys_that_headers_cannot_carry(key):
     with pytest.raises(SettingsError, match="api-key"):

@@ -71,6 +71,7 @@ def test_what_is_left_over_is_a_fault(script):
     for name in ("kv_slots", "requests", "files", "threads"):
         leaking = replace(clean, end=replace(mark, **{name: getattr(mark, name) + 1}))
         assert len(leaking.faults()) == 1 and name in leaking.faults()[0]
+    assert "length" in replace(clean, wrong_length=1).faults()[0]
     assert "memory grew" in replace(clean, end=replace(mark, memory_bytes=2 * 10**9)).faults()[0]
     assert replace(clean, seen={"answered": 3, "500": 1}).faults() == ["500: 1"]
     assert replace(clean, seen={"left": 3}).faults() == ["nothing was answered"]
@@ -78,5 +79,27 @@ def test_what_is_left_over_is_a_fault(script):
 
 def test_overhead_is_a_table_of_equal_work(script, fleet, make_engine):
     engine = make_engine(prefix_cache=False, max_batch=8)
-    table = script.overhead(engine, fleet, s.prompts(8), tokens=12, rounds=1)
-    assert table.count("\n") == 5 and "served, streamed" in table and "answers differ" not in table
+    cells = script.overhead(engine, fleet, s.prompts(8), tokens=12, rounds=1)
+    page = script.overhead_report(cells)
+    assert page.count("\n| ") == 5 and "served, streamed" in page and "answers differ" not in page
+
+
+def test_the_limit_of_the_overhead_is_held_or_missed(script):
+    def page(served, again=102):
+        speeds = {script.DIRECT: 100, script.CONTROL: again, script.WHOLE: 100, script.STREAMED: served}
+        return script.overhead_report([script.Cell(mode, "mixed", 0, 1.0, n, "x") for mode, n in speeds.items()])
+
+    assert "5 % is held" in page(97) and "4.0 % for streamed" in page(97)
+    assert "5 % is missed" in page(90)
+    assert "5 % cannot be judged" in page(97, again=120)
+    assert "5 % cannot be judged" in page(110)
+
+
+def test_an_answer_that_ends_too_early_is_found(script, make_engine):
+    engine, prompt = make_engine(), tuple(s.prompts(1)[0])
+    whole = engine.generate([prompt], s.greedy(max_tokens=20))[0].token_ids
+    answers = script.Answers({(prompt, 0.0, None): {whole[:7], whole}})
+    assert script.compare(engine, answers) == (2, [])  # its client may have left
+    answers.stopped.add(((prompt, 0.0, None), whole[:7]))
+    _, (found,) = script.compare(engine, answers, [prompt])
+    assert (found.prompt, found.position, found.is_tie) == (0, 7, False)

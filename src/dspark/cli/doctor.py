@@ -105,7 +105,7 @@ def _profiles() -> tuple[list[tuple[str, str]], list[str]]:
     import torch
 
     from dspark.artifacts.profile import cached_profiles, read_profile
-    from dspark.engine.profiling import checked, cpu_model
+    from dspark.engine.profiling import UNSURE, checked, cpu_model, stale_mark
     from dspark.errors import ProfileError
     from dspark.measure.advice import cost_advice, cost_summary
     from dspark.schedule.profile import Profile
@@ -122,4 +122,9 @@ def _profiles() -> tuple[list[tuple[str, str]], list[str]]:
             name = f"{stored.target_name} with {stored.drafter_name}"
             rows.append(("profile", f"{name}: {cost_summary(costs)}"))
             warnings += [f"{name}: {sentence}" for sentence in cost_advice(costs)]
+            if stored.residual > UNSURE:
+                off = f"{stored.residual:.0%} off on points it was not fitted to"
+                warnings.append(f"{name}: the profile is {off}; measure it on a quiet machine: dspark profile --force.")
+            if stale_mark(path).exists():
+                warnings.append(f"{name}: steps no longer took what the profile says; the next start measures again.")
     return rows, warnings

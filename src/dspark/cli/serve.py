@@ -9,7 +9,6 @@ import typer
 from dspark.cli import options
 from dspark.errors import DsparkError
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -19,6 +18,13 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
         str | None, typer.Option(help="Clients must send it; better set in the environment as DSPARK_API_KEY.")
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names in the Host header that are answered beside localhost, comma-separated; * is any. "
+            "The default is none without a key on a loopback address, and any otherwise."
+        ),
     ] = None,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model; default --model.")] = None,
     drafter: options.Drafter = "auto",
@@ -36,6 +42,9 @@ def serve(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     kv_gb: options.KvGb = 1.0,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Keep the cache of ended requests for prompts that begin alike.")
+    ] = True,
     threads: options.Threads = None,
 ) -> None:
     """Serve a model to OpenAI clients.
@@ -53,11 +62,15 @@ def serve(
             f"dspark serve needs {', '.join(missing)}; install what it needs with pip install 'dspark[serve]'."
         )
     from dspark.serve import ServeConfig
+    from dspark.serve.guard import is_loopback
     from dspark.serve.run import listen, run_server
 
+    key = os.environ.get("DSPARK_API_KEY") if api_key is None else api_key
+    here_only = is_loopback(host)
     config = ServeConfig(
         model_name=model if served_model_name is None else served_model_name,
-        api_key=os.environ.get("DSPARK_API_KEY") if api_key is None else api_key,
+        api_key=key,
+        allowed_hosts=_names(allowed_hosts, guarded=key is None and here_only),
         max_queue=max_queue,
         request_timeout_s=request_timeout,
         max_body_bytes=int(max_body_mb * 1e6),
@@ -65,7 +78,7 @@ def serve(
         default_max_tokens=max_tokens,
     )
     socket = listen(host, port)  # before the slow part
-    if config.api_key is None and host not in _LOOPBACK:
+    if key is None and not here_only:
         typer.echo(f"dspark: warning: anyone who reaches {host} can use this server; set --api-key.", err=True)
     engine = options.load_engine(
         model=model,
@@ -79,8 +92,17 @@ def serve(
         device=device,
         dtype=dtype,
         kv_gb=kv_gb,
+        prefix_cache=prefix_cache,
         threads=threads,
     )
     run_server(
         engine, config, socket, on_ready=lambda url: typer.echo(f"Serving {config.model_name} on {url}", err=True)
     )
+
+
+def _names(given: str | None, guarded: bool) -> tuple[str, ...] | None:
+    """The hosts requests may be for, beside this machine's loopback; None: any."""
+    if given is None:
+        return () if guarded else None
+    names = tuple(name.strip().lower() for name in given.split(","))
+    return None if "*" in names else names

@@ -14,14 +14,14 @@ from dspark.engine.grammar import Grammars
 from dspark.engine.guard import Guard
 from dspark.engine.loop import DecodeLoop
 from dspark.engine.prefix import PrefixCache
-from dspark.engine.profiling import load_or_measure, needs_costs
+from dspark.engine.profiling import load_or_measure, mark_stale, needs_costs, profile_key
 from dspark.engine.proposer import NoneProposer, Proposer
 from dspark.engine.request import Chunk, Output, Request
 from dspark.engine.scheduler import Scheduler
 from dspark.engine.setup import build_proposer, check_request, context_limit, pick_device, pool_slots
 from dspark.engine.text import TextStream
 from dspark.errors import RequestError
-from dspark.schedule import CostCurves, Costs, check_policy, is_adaptive, parse_policy
+from dspark.schedule import CostCurves, Costs, check_policy, is_adaptive, parse_policy, parse_row_policy
 from dspark.target import SlotRanges, Target, load_target
 from dspark.verify import request_key
 
@@ -89,11 +89,14 @@ class Engine:
             DsparkError: as `from_pretrained`.
         """
         proposer = build_proposer(config, target)
-        costs = None
-        if needs_costs(config, proposer):
-            path = None if config.profile == "auto" else Path(config.profile).expanduser()
-            costs = load_or_measure(target, proposer, config, cls, path)
-        return cls(target, proposer, config, costs)
+        if not needs_costs(config, proposer):
+            return cls(target, proposer, config)
+        path = None if config.profile == "auto" else Path(config.profile).expanduser()
+        engine = cls(target, proposer, config, load_or_measure(target, proposer, config, cls, path))
+        if path is None:
+            key = profile_key(target, proposer, config)
+            engine.loop.scheduler.when_costs_are_wrong(lambda: mark_stale(key))
+        return engine
 
     def without_drafts(self) -> "Engine":
         """A plain engine on the same weights: the denominator of every ratio."""
@@ -162,13 +165,18 @@ class Engine:
         choice: int = 0,
         on_chunk: Callable[[Chunk], None] | None = None,
         speculate: bool = True,
+        policy: str | None = None,
     ) -> int:
         """Queue a request and return its id; `step` moves it on. `speculate=False`: nothing is proposed for this one.
 
+        `policy` is this request's own: any that looks at one request at a time. None is the engine's.
+
         Raises:
+            SettingsError: the policy is unknown, or another one than the engine's that plans for the whole batch.
             RequestError: empty, too long for the context or for the cache, naming ids outside the vocabulary, or with a
                 grammar that cannot be compiled (see `Grammars.compile`, which may run beforehand in another thread).
         """
+        own = None if policy in (None, self.config.policy) else parse_row_policy(policy)
         ids = self.target.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         check_request(ids, params, self.target.spec.vocab_size, self.context)
         limit = min(self.context, len(ids) + (params.max_tokens or self.context))
@@ -187,6 +195,8 @@ class Engine:
             self._next_id, ids, params, limit, end_ids, text, request_key(seed, choice), coupled, on_chunk, grammar
         )
         request.speculate = speculate
+        if own is not None:
+            self.loop.scheduler.prefer(request, own)
         self._next_id += 1
         self._requests[request.id] = request
         self.loop.batcher.waiting.append(request)

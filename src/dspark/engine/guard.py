@@ -12,9 +12,17 @@ FIRST_WAIT, LONGEST_WAIT = 128, 4096
 FOLLOW_UPS = 2  # further trials at once, as long as they win
 JUDGED_AFTER, RETRIED_FOR = 48, 4  # drafting steps between judgements, and after a pause
 GROSS_AFTER, GROSS = 12, 0.85  # a loss of more than 15 % is judged after this many
+MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much as several of one
+# Gain that drafting has to show; after a pause few steps decide, so that less would be chance.
+MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
 PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what plain decoding costs
-PLAIN_MEMORY, DRAFTING_MEMORY = 4.0, 64.0
+FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
+MOST_OFTEN = 4  # times as often until there are twice as many
+PLAIN_MEMORY, DRAFTING_MEMORY = 16.0, 96.0
+LOOKS = 64  # looks for drafts in a row, by requests, that found none worth it, after which there are half as many
+MOST_LOOKING = 4  # requests that shorten this; looking for one costs too little to leave out soon
+RAREST_LOOK = 8  # steps
 OUTLIER = 3.0  # a step that took this many times the mean counts as that many: the machine was busy
 
 Key = tuple[int | str, str]  # (request, source), or (source, kind of request)
@@ -40,12 +48,14 @@ class Trials:
 
     def used(self, key: Key) -> None:
         """The source was chosen on its merits."""
-        self._clocks[key] = _TrialClock()
+        self._clocks.pop(key, None)  # a clock is made when the source is next left out
 
-    def due(self, key: Key, cost: float = 1.0) -> bool:
-        """The source was not chosen in this step; whether it is tried nevertheless, at `cost` plain steps."""
-        clock = self._clocks.setdefault(key, _TrialClock())
-        clock.idle += 1
+    def due(self, key: Key, cost: float = 1.0, steps: int = 1) -> bool:
+        """The source was not chosen in these last steps; whether it is tried nevertheless, at `cost` plain steps."""
+        clock = self._clocks.get(key)
+        if clock is None:
+            clock = self._clocks[key] = _TrialClock()
+        clock.idle += steps
         if clock.follow_up:
             clock.follow_up = False
             return True
@@ -81,11 +91,13 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Load:
-    """What steps of about this many rows took and brought."""
+    """What steps of about this many rows took and brought. Times are in steps without drafts as the costs have them, so
+    that rows and contexts may differ; in ms where there are no costs."""
 
-    plain_ms: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))
-    drafting_ms: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))
-    kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of a drafting step
+    plain: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))  # of steps that looked for no draft
+    drafting: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft
+    looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
+    kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
     since_plain: int = 0
     judged_after: int = JUDGED_AFTER
     tested: int = 0
@@ -93,8 +105,32 @@ class _Load:
     left: int = 0  # plain steps of the running pause still to come
 
 
+class Looks:
+    """Looking for drafts costs host time; where none was worth it for long, it is done every other step, then every
+    fourth, and so on."""
+
+    def __init__(self) -> None:
+        self._idle = 0  # looks in a row without a draft
+        self._since = 0
+        self.steps = 1  # that the look under way stands for
+
+    def due(self, rows: int) -> bool:
+        """Whether to look in this step, for `rows` requests. Call it once per step."""
+        self._since += 1
+        halvings = self._idle * min(max(rows, 1), MOST_LOOKING) // LOOKS
+        if self._since < min(RAREST_LOOK, 1 << halvings):
+            return False
+        self.steps, self._since = self._since, 0
+        return True
+
+    def looked(self, found: bool) -> None:
+        """What the look came to."""
+        self._idle = 0 if found else self._idle + 1
+
+
 class Guard:
-    """Compares measured drafting steps with measured plain ones, and pauses drafting where plain decoding is faster.
+    """Compares measured steps with drafts, and with looking for them, with steps that do neither, and pauses drafting
+    where those are faster.
 
     Steps are kept apart by their number of rows, to the power of two. A pause ends after a number of steps that
     doubles with each loss; a few drafting steps then decide again.
@@ -102,58 +138,78 @@ class Guard:
 
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
+        self._rests = False  # in the step under way
+        self.looks = Looks()
 
     def allows(self, rows: int, reads_prompts: bool) -> bool:
         """Whether the step to come, of `rows` decoding rows, may draft. Call it once per step."""
-        load = self._load(rows)
-        if load.left:
-            load.left -= 1
-            return False
-        if reads_prompts:  # no measure of plain decoding
-            return True
-        unknown = load.plain_ms.count < 2 and load.drafting_ms.count >= RETRIED_FOR
-        return not unknown and load.since_plain < PLAIN_EVERY
+        self._rests = self._is_rest(self._load(rows), rows, reads_prompts) or not self.looks.due(rows)
+        return not self._rests
 
     def ratio(self, rows: int) -> float | None:
         """Time of a drafting step over that of a plain one; None until both are known."""
         load = self._load(rows)
-        if not load.plain_ms.count or not load.drafting_ms.count:
+        if not load.plain.count or not load.drafting.count:
             return None
-        return load.drafting_ms.value / load.plain_ms.value
+        return load.drafting.value / load.plain.value
 
-    def observe(self, record: StepRecord) -> None:
-        """Learn from a finished step; steps that read prompts are no measure of either kind."""
+    def observe(self, record: StepRecord, plain_ms: float = 1.0) -> None:
+        """Learn from a finished step; steps that read prompts are no measure of either kind.
+
+        Args:
+            plain_ms: what such a step takes without drafts as far as costs are known, the unit of its time.
+        """
+        drafted = any(row.drafted for row in record.rows)
+        if not self._rests:
+            self.looks.looked(drafted)
         if not record.rows or any(row.prefill for row in record.rows):
             return
-        load = self._load(len(record.rows))
-        if not any(row.drafted for row in record.rows):
-            load.plain_ms.add(_usual(record.times.step_ms, load.plain_ms))
+        load, time = self._load(len(record.rows)), record.times.step_ms / plain_ms
+        if self._rests and not drafted:
+            load.plain.add(_usual(time, load.plain))
             load.since_plain = 0
             return
         load.since_plain += 1
-        load.drafting_ms.add(_usual(record.times.step_ms, load.drafting_ms))
+        load.looking.add(_usual(time, load.looking))
         load.kept.add(sum(row.accepted + 1 for row in record.rows) / len(record.rows))
-        load.tested += 1
-        ratio = self.ratio(len(record.rows))
-        if ratio is None:
+        if not drafted:
             return
-        gross = load.tested >= GROSS_AFTER and load.kept.value < GROSS * ratio
-        if gross or load.tested >= load.judged_after:
-            self._judge(load, load.kept.value >= ratio)
+        load.drafting.add(_usual(time, load.drafting))
+        load.tested += min(len(record.rows), MOST_WEIGHT)
+        if load.plain.count:
+            self._judge(load, load.looking.value / load.plain.value)
 
-    def _judge(self, load: _Load, pays: bool) -> None:
+    def _is_rest(self, load: _Load, rows: int, reads_prompts: bool) -> bool:
+        if load.left:
+            load.left -= 1
+            return True
+        if reads_prompts:  # no measure of plain decoding
+            return False
+        known = load.plain.count
+        if known < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
+            return True
+        # Where little is gained by drafting, as with many requests, little is lost by more of them.
+        often = min(max(rows, 1), MOST_OFTEN) if known < 2 * FIRST_PLAIN else 1
+        return load.since_plain >= PLAIN_EVERY // often
+
+    def _judge(self, load: _Load, ratio: float) -> None:
+        """Go on or pause, once enough steps have been seen; `ratio` is their time over that of plain ones."""
+        gross = load.tested >= GROSS_AFTER and load.kept.value < GROSS * ratio
+        if not gross and load.tested < load.judged_after:
+            return
+        margin = MARGIN if load.judged_after == JUDGED_AFTER else RETRY_MARGIN
         load.tested = 0
-        if pays:
+        if load.kept.value >= ratio * (1 + margin):
             load.judged_after, load.pause = JUDGED_AFTER, FIRST_PAUSE
             return
         load.left, load.judged_after = load.pause, RETRIED_FOR
         load.pause = min(2 * load.pause, LONGEST_PAUSE)
         # The steps that will decide about the end of the pause shall weigh as much as all before it.
-        load.kept.count, load.drafting_ms.count = RETRIED_FOR, RETRIED_FOR
+        load.kept.count, load.looking.count, load.drafting.count = RETRIED_FOR, RETRIED_FOR, RETRIED_FOR
 
     def _load(self, rows: int) -> _Load:
         return self._loads.setdefault(rows.bit_length(), _Load())
 
 
-def _usual(step_ms: float, mean: _Mean) -> float:
-    return min(step_ms, OUTLIER * mean.value) if mean.count else step_ms
+def _usual(time: float, mean: _Mean) -> float:
+    return min(time, OUTLIER * mean.value) if mean.count else time

@@ -15,7 +15,7 @@ from torch import Tensor
 from dspark.artifacts.table import CorpusTable
 from dspark.config import Draft, Streams
 from dspark.engine.batcher import Row
-from dspark.engine.proposer import Outlook, StatelessProposer, point_masses
+from dspark.engine.proposer import Outlook, StatelessProposer
 from dspark.engine.request import Request
 from dspark.schedule import Offer
 from dspark.schedule.calibration import bucket_of
@@ -169,11 +169,18 @@ class LookupProposer(StatelessProposer):
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
         guesses = [self._guess_for(r.request, n) if n else LookupGuess() for r, n in zip(rows, lens, strict=True)]
-        draft = point_masses([guess.ids for guess in guesses], self.name)
-        confidence = torch.zeros(draft.ids.shape)
-        for row, guess in enumerate(guesses):
-            confidence[row, : len(guess.ids)] = torch.tensor(guess.estimates)
-        return replace(draft, confidence=confidence, sources=tuple(guess.source for guess in guesses))
+        lens = [len(guess.ids) for guess in guesses]
+        width = max(lens, default=0)
+        # One tensor each for all rows: many small ones cost more than the guesses.
+        ids = [[*guess.ids, *(0,) * (width - n)] for guess, n in zip(guesses, lens, strict=True)]
+        chances = [[*guess.estimates, *(0.0,) * (width - n)] for guess, n in zip(guesses, lens, strict=True)]
+        shape = len(guesses), width
+        return Draft(
+            torch.tensor(ids, dtype=torch.int64).reshape(shape),
+            tuple(lens),
+            confidence=torch.tensor(chances, dtype=torch.float32).reshape(shape),
+            sources=tuple(guess.source for guess in guesses),
+        )
 
     def observe(self, row: Row, taps: Tensor | None, kept: int) -> None:
         opened = self._open.pop(row.request.id, None)

@@ -103,7 +103,10 @@ def stored_profile(
     if path is not None:
         return checked(path, read_profile(path, key))
     path = profile_path(key)
-    if path.exists() and not force:
+    stale = stale_mark(path)
+    if stale.exists():
+        logger.info("Steps no longer took what the profile of %s says, so it is measured again.", target.name)
+    elif path.exists() and not force:
         try:
             return checked(path, read_profile(path, key))
         except ProfileError as error:  # ours to mend: nobody asked for this file
@@ -112,6 +115,7 @@ def stored_profile(
     stored = measure(target, proposer, config, open_engine, key, BUDGET_S)
     try:
         write_profile(path, stored)
+        stale.unlink(missing_ok=True)
     except CacheError as error:  # decoding goes on without
         logger.warning("%s", error)
     logger.info(
@@ -123,6 +127,25 @@ def stored_profile(
             "with dspark profile --force."
         )
     return stored
+
+
+def stale_mark(path: Path) -> Path:
+    """The file whose being there says that a cached profile is to be measured anew."""
+    return path.with_suffix(".stale")
+
+
+def mark_stale(key: ProfileKey) -> None:
+    """Have the next start measure this profile anew; the running engine goes on with corrected costs, since measuring
+    would hold its requests up. Says so once, and stops nothing where the cache cannot be written."""
+    logger.info(
+        "Steps here no longer take what the profile says; plans are corrected, and the next start measures again."
+    )
+    path = profile_path(key)
+    try:
+        if path.exists():
+            stale_mark(path).touch()
+    except OSError as error:
+        logger.warning("%s cannot be marked (%s); measure with dspark profile --force.", path, error.strerror or error)
 
 
 def checked(path: Path, stored: StoredProfile) -> StoredProfile:

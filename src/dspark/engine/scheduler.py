@@ -3,18 +3,27 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from torch import Tensor
-
 from dspark.config import Draft, StepRecord
 from dspark.engine.batcher import Row
 from dspark.engine.guard import Guard, Trials
 from dspark.engine.proposer import Outlook, Proposer
 from dspark.engine.request import Request
-from dspark.schedule import NO_DRAFT, Choice, CostCurves, Estimates, Policy, RowView, StepView
+from dspark.schedule import (
+    NO_DRAFT,
+    Choice,
+    CostCurves,
+    Estimates,
+    FixedPolicy,
+    MixedPolicy,
+    Policy,
+    RowView,
+    StepView,
+)
 from dspark.schedule.calibration import Calibration, bucket_of
+from dspark.schedule.drift import CostDrift
 from dspark.schedule.planner import PlannedPolicy, drafting_ms
 
-DRIFT_MEMORY, MOST_DRIFT = 32, 4.0  # steps; factor by which one step may differ from its prediction
+_PAUSED = FixedPolicy(0)
 TRIAL_LENGTH = 4
 
 
@@ -38,16 +47,27 @@ class Scheduler:
         self._calibration = calibration or Calibration({})
         self._estimates = Estimates()
         self._trials = Trials()
-        self._drift = {"draft": 1.0, "rest": 1.0}
+        self._drift = CostDrift()
+        self._on_wrong_costs: Callable[[], None] | None = None
+        self._own: dict[int, Policy] = {}  # of requests that have one, by request id
         self._step: StepView | None = None  # None: nothing could be drafted
         self._sampling: list[Row] = []
         self._choices: tuple[Choice, ...] = ()
         self._claims: list[tuple[list[float], list[float]]] = []  # per row: calibrated confidences, and corrected
+        self._kinds: dict[int, str] = {}  # by request id; see `_kind`
 
     @property
     def most(self) -> int:
         """Longest draft that can come up."""
-        return min(self._policy.most, self._proposer.most)
+        return min(max(self._policy.most, *(p.most for p in self._own.values()), 0), self._proposer.most)
+
+    def prefer(self, request: Request, policy: Policy) -> None:
+        """Plan this request by a policy of its own, which the guard does not pause."""
+        self._own[request.id] = policy
+
+    def when_costs_are_wrong(self, call: Callable[[], None]) -> None:
+        """`call` once, after a step that shows that costs have to be measured anew; plans go on with corrected ones."""
+        self._on_wrong_costs = call
 
     def draft_lens(self, rows: Sequence[Row]) -> list[int]:
         """Tokens to draft for each sampling row of the pass; the source goes to `row.source`."""
@@ -55,13 +75,21 @@ class Scheduler:
         self._choices, self._step = (NO_DRAFT,) * len(self._sampling), None
         if not self.most or not any(row.max_draft for row in self._sampling):
             return [0] * len(self._sampling)
-        self._step = step = self._view(rows)
         decoding = sum(not row.prefill for row in rows)
-        if self._guard is None or self._guard.allows(decoding, decoding < len(rows)):
-            choices = self._policy.draft_lens(step)
+        allowed = self._guard is None or self._guard.allows(decoding, decoding < len(rows))
+        # A pause costs nothing: not even a look at what could be drafted.
+        self._step = step = self._view(rows, looks=allowed or bool(self._own))
+        if allowed:
+            choices = self._mixed(self._policy).draft_lens(step)
             if self._guard is not None and not self._plans:
-                choices = tuple(_worthwhile(choice, self._guard.ratio(decoding)) for choice in choices)
+                ratio = self._guard.ratio(decoding)
+                choices = tuple(
+                    choice if row.request.id in self._own else _worthwhile(choice, ratio)
+                    for row, choice in zip(self._sampling, choices, strict=True)
+                )
             self._choices = self._with_trials(step, choices)
+        elif self._own:
+            self._choices = self._mixed(_PAUSED).draft_lens(step)
         for row, choice in zip(self._sampling, self._choices, strict=True):
             row.source = choice.source
         return [choice.length for choice in self._choices]
@@ -72,8 +100,11 @@ class Scheduler:
         if self._step is None or not any(draft.lens):
             return draft.lens
         # A threshold is the user's word about confidences as they are; a plan wants the best estimate there is.
-        confidence = [corrected if self._plans else stated for stated, corrected in self._claims]
-        lens = self._policy.verify_lens(self._step, self._choices, draft.lens, confidence)
+        confidence = [
+            corrected if self._plans and row.request.id not in self._own else stated
+            for row, (stated, corrected) in zip(self._sampling, self._claims, strict=True)
+        ]
+        lens = self._mixed(self._policy).verify_lens(self._step, self._choices, draft.lens, confidence)
         return tuple(
             drafted if choice.trial else n for choice, drafted, n in zip(self._choices, draft.lens, lens, strict=True)
         )
@@ -85,7 +116,7 @@ class Scheduler:
             result = done[row.request.id]
             if result.source == "none" or not result.committed:
                 continue
-            source, kind = result.source, _kind(row.request)
+            source, kind = result.source, self._kind(row.request)
             if choice.trial:
                 self._estimates.fade(row.request.id, source, kind)
                 if result.accepted:
@@ -98,57 +129,72 @@ class Scheduler:
         """The request has ended."""
         self._estimates.release(request.id)
         self._trials.release(request.id)
+        self._own.pop(request.id, None)
+        self._kinds.pop(request.id, None)
+
+    def _mixed(self, common: Policy) -> Policy:
+        """The policy of the pass: `common`, except for rows that have one of their own."""
+        if not self._own:
+            return common
+        ids = (row.request.id for row in self._sampling)
+        own = {place: self._own[request_id] for place, request_id in enumerate(ids) if request_id in self._own}
+        return MixedPolicy(common, own) if own else common
 
     # Views ------------------------------------------------------------------------------------------------------
 
-    def _view(self, rows: Sequence[Row]) -> StepView:
+    def _view(self, rows: Sequence[Row], looks: bool) -> StepView:
+        """The step to plan; without its rows where nobody looks at them."""
         tokens, context = sum(len(row.tokens) for row in rows), sum(row.request.kv_len for row in rows) // len(rows)
-        share = self._draft_share(tokens, len(rows), context)
-        views = tuple(self._row_view(row, share) for row in self._sampling)
-        sampled = sum(view.sampled for view in views)
-        return StepView(views, tokens, len(rows), context, self._drift["draft"], self._drift["rest"], sampled)
+        sampled = sum(not row.request.params.greedy for row in self._sampling)
+        views: tuple[RowView, ...] = ()
+        if looks:
+            share = self._draft_share(tokens, len(rows), context, sampled)
+            views = tuple(self._row_view(row, share) for row in self._sampling)
+        drift = self._drift
+        return StepView(views, tokens, len(rows), context, drift.draft, drift.rest, drift.more, sampled)
 
     def _row_view(self, row: Row, draft_share: float) -> RowView:
         request = row.request
         # The target adds a token of its own, so the last token of a request is never worth a draft.
-        room = max(0, min(row.max_draft, request.remaining - 1)) if request.speculate else 0
+        most = min(row.max_draft, self._own.get(request.id, self._policy).most)
+        room = max(0, min(most, request.remaining - 1)) if request.speculate else 0
         free = request.params.greedy or request.coupled
         if not room:
             return RowView(len(request.output_ids), 0, free, not request.params.greedy)
         survival: Callable[[str, int], tuple[float, ...]] = partial(
-            self._estimates.survival, request.id, _kind(request)
+            self._estimates.survival, request.id, self._kind(request)
         )
         offers = self._proposer.offers(row, Outlook(survival, draft_share))
         return RowView(len(request.output_ids), room, free, not request.params.greedy, offers)
 
-    def _draft_share(self, tokens: int, rows: int, context: int) -> float:
+    def _draft_share(self, tokens: int, rows: int, context: int, sampled: int) -> float:
         """Drafting a block for all sampling rows, as a share of the step without it."""
         if self._costs is None:
             return 0.0
-        sampled = sum(not row.request.params.greedy for row in self._sampling)
-        plain = float(self._costs.step_ms(tokens, 0, rows, context, sampled)[0]) * self._drift["rest"]
-        return float(self._costs.draft_ms(len(self._sampling), sampled)[self.most]) * self._drift["draft"] / plain
+        plain = self._costs.step_times(tokens, 0, rows, context, sampled)[0] * self._drift.rest
+        return self._costs.draft_times(len(self._sampling), sampled)[self.most] * self._drift.draft / plain
 
     # Pauses and trials ------------------------------------------------------------------------------------------
 
     def _with_trials(self, step: StepView, choices: Sequence[Choice]) -> tuple[Choice, ...]:
         """Sources nobody chose are tried now and then: on one row where no row uses them, else row by row."""
         planned = list(choices)
-        chosen = {(c.source, _kind(row.request)) for row, c in zip(self._sampling, choices, strict=True)}
+        steps = 1 if self._guard is None else self._guard.looks.steps
+        chosen = {(c.source, self._kind(row.request)) for row, c in zip(self._sampling, choices, strict=True)}
         for key in chosen:
             self._trials.used(key)
         tried = set(chosen)
         for i, (row, view, choice) in enumerate(zip(self._sampling, step.rows, choices, strict=True)):
             for offer in view.offers:
-                key = (offer.source, _kind(row.request))
+                key = (offer.source, self._kind(row.request))
                 if offer.source == choice.source:
                     self._trials.used((row.request.id, offer.source))
                     continue
                 if key in chosen:
-                    due = self._trials.due((row.request.id, offer.source), offer.cost)
+                    due = self._trials.due((row.request.id, offer.source), offer.cost, steps)
                 elif key not in tried:
                     tried.add(key)
-                    due = self._trials.due(key, offer.cost)
+                    due = self._trials.due(key, offer.cost, steps)
                 else:
                     continue
                 if due:
@@ -163,45 +209,45 @@ class Scheduler:
         if draft.confidence is None:
             return [nothing] * len(draft.lens)
         claims = []
-        chances = self._calibrated(draft.confidence).tolist()
-        for row, choice, length, stated in zip(self._sampling, self._choices, draft.lens, chances, strict=True):
+        for row, choice, length, stated in zip(
+            self._sampling, self._choices, draft.lens, draft.confidence.tolist(), strict=True
+        ):
             if not length or choice.offer is None or not choice.offer.confident:
                 claims.append(nothing)
                 continue
-            stated = stated[:length]
-            claims.append((stated, self._estimates.correct(choice.source, _kind(row.request), stated)))
+            request = row.request
+            scaling = self._calibration.scaling(_rule(request), request.params.temperature)
+            chances = scaling.apply_to(stated[:length])
+            claims.append((chances, self._estimates.correct(choice.source, self._kind(request), chances)))
         return claims
-
-    def _calibrated(self, confidence: Tensor) -> Tensor:
-        if not self._calibration.scalings:
-            return confidence
-        calibrated = confidence.float().cpu().clone()
-        groups: dict[tuple[str, float], list[int]] = {}
-        for i, row in enumerate(self._sampling):
-            groups.setdefault((_rule(row.request), row.request.params.temperature), []).append(i)
-        for (rule, temperature), members in groups.items():
-            calibrated[members] = self._calibration.apply(calibrated[members], rule, temperature)
-        return calibrated
 
     def _measure(self, record: StepRecord) -> None:
         """How far measured times are from predicted ones; and what the guard has to know."""
-        if any(choice.trial for choice in self._choices) or any(row.prefill for row in record.rows):
-            return
-        if self._guard is not None:
-            self._guard.observe(record)
         step = self._step
-        if self._costs is None or step is None:
+        if step is None or any(row.prefill for row in record.rows):
             return
-        verified = record.tokens - step.tokens
-        curve = self._costs.step_ms(step.tokens, verified, step.pass_rows, step.context, step.sampled_rows)
-        self._follow("rest", (record.times.verify_ms + record.times.host_ms) / float(curve[verified]))
-        if predicted := drafting_ms(step, self._costs, self._choices):
-            self._follow("draft", record.times.draft_ms * self._drift["draft"] / predicted)
+        verified, plain, full, drafting = record.tokens - step.tokens, 1.0, 1.0, 0.0
+        if self._costs is not None:
+            curve = self._costs.step_times(step.tokens, verified, step.pass_rows, step.context, step.sampled_rows)
+            plain, full = curve[0], curve[verified]
+            drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
+        tried = any(choice.trial for choice in self._choices)
+        if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
+            self._guard.observe(record, plain)
+        if self._costs is not None:
+            times = record.times
+            self._drift.observe(times.verify_ms + times.host_ms, times.draft_ms, plain, full, drafting)
+            if self._on_wrong_costs is not None and self._drift.wrong:
+                call, self._on_wrong_costs = self._on_wrong_costs, None
+                call()
 
-    def _follow(self, part: str, ratio: float) -> None:
-        now = self._drift[part]
-        ratio = min(max(ratio, now / MOST_DRIFT), now * MOST_DRIFT)
-        self._drift[part] = now + (ratio - now) / DRIFT_MEMORY
+    def _kind(self, request: Request) -> str:
+        """What requests must share for one to learn from another: rule and range of temperature."""
+        kind = self._kinds.get(request.id)
+        if kind is None:
+            bucket = bucket_of(request.params.temperature)
+            kind = self._kinds[request.id] = bucket if bucket == "greedy" else f"{_rule(request)} {bucket}"
+        return kind
 
 
 def _worthwhile(choice: Choice, ratio: float | None) -> Choice:
@@ -213,9 +259,3 @@ def _worthwhile(choice: Choice, ratio: float | None) -> Choice:
 
 def _rule(request: Request) -> str:
     return "coupled" if request.coupled else "rejection"
-
-
-def _kind(request: Request) -> str:
-    """What requests must share for one to learn from another: rule and range of temperature."""
-    bucket = bucket_of(request.params.temperature)
-    return bucket if bucket == "greedy" else f"{_rule(request)} {bucket}"

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,10 +86,25 @@ def build_proposer(config: EngineConfig, target: Target) -> Proposer:
             f"There is no drafter for {target.name}; give one with --drafter FOLDER, or use --proposer lookup."
         )
     if folder is None:
-        logger.info("No drafter for %s: drafts come from n-gram lookup.", target.name)
+        if config.drafter == "auto":
+            logger.info("%s", _no_drafter(target, config.model))
         return LookupProposer(find_table(config, target))
     neural = _dspark(folder, config, target)
     return neural if config.proposer == "dspark" else AutoProposer(LookupProposer(find_table(config, target)), neural)
+
+
+def _no_drafter(target: Target, model: str) -> str:
+    """That there is none, and how to get one for this very model."""
+    fact = f"No drafter for {target.name}: n-gram lookup is on."
+    if target.tokenizer.chat_template is None:  # the commands below ask through it
+        return f"{fact} dspark train makes one from text that the model wrote, packed as docs/training.md says."
+    name = shlex.quote(model)
+    return (
+        f"{fact} Train one, then name it with --drafter (dspark estimate -m {name} --data data.npz says how long):\n"
+        f"dspark data synth -m {name} --count 2000 --out prompts.jsonl && "
+        f"dspark data respond -m {name} --prompts prompts.jsonl --out data.npz && "
+        f"dspark train -m {name} --data data.npz --out drafter"
+    )
 
 
 def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:

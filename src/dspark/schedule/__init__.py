@@ -2,8 +2,18 @@
 
 from dspark.schedule.costs import CostCurves, Costs
 from dspark.schedule.estimates import Estimates
-from dspark.schedule.parse import check_policy, is_adaptive, parse_policy
-from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, FixedPolicy, Offer, Policy, RowView, StepView
+from dspark.schedule.parse import check_policy, is_adaptive, parse_policy, parse_row_policy
+from dspark.schedule.policy import (
+    MAX_DRAFT,
+    NO_DRAFT,
+    Choice,
+    FixedPolicy,
+    MixedPolicy,
+    Offer,
+    Policy,
+    RowView,
+    StepView,
+)
 
 __all__ = [
     "MAX_DRAFT",
@@ -13,6 +23,7 @@ __all__ = [
     "Costs",
     "Estimates",
     "FixedPolicy",
+    "MixedPolicy",
     "Offer",
     "Policy",
     "RowView",
@@ -20,4 +31,5 @@ __all__ = [
     "check_policy",
     "is_adaptive",
     "parse_policy",
+    "parse_row_policy",
 ]

@@ -7,6 +7,7 @@ or towards it, so it cannot mend a slot that claims too much everywhere; for tha
 slot (Platt scaling), fitted in the same order.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,21 @@ class SlotScaling:
         slots = confidence.shape[-1]
         logits = torch.logit(confidence, _EDGE) / confidence.new_tensor(_spread(self.temperatures, slots))
         return torch.sigmoid(logits + confidence.new_tensor(_spread(self.biases or (0.0,), slots)))
+
+    def apply_to(self, confidence: Sequence[float]) -> list[float]:
+        """The same for one row as plain numbers, which is faster for a few of them."""
+        if not self.temperatures:
+            return list(confidence)
+        slots = len(confidence)
+        scales = zip(_spread(self.temperatures, slots), _spread(self.biases or (0.0,), slots), strict=True)
+        return [_scaled(chance, *scale) for chance, scale in zip(confidence, scales, strict=True)]
+
+
+def _scaled(chance: float, temperature: float, bias: float) -> float:
+    chance = min(max(chance, _EDGE), 1 - _EDGE)
+    logit = math.log(chance / (1 - chance)) / temperature + bias
+    # exp of a large number overflows; at these the answer is 0 or 1 anyway
+    return 1 / (1 + math.exp(-min(max(logit, -700.0), 700.0)))
 
 
 def _spread(values: Sequence[float], slots: int) -> list[float]:

@@ -6,6 +6,8 @@ drafter is found out once; each request's own outcomes are mixed in as they come
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 SHARED_MEMORY, OWN_MEMORY = 256, 48  # observations of a slot after which an older one counts 1/e
 PRIOR = 0.6  # chance of a token nobody has tried; hopeful, so that it is tried
@@ -46,11 +48,32 @@ class SlotShares:
 class _Shared:
     """What all requests of one kind have met with one source."""
 
-    __slots__ = ("claimed", "kept", "rates")
+    __slots__ = ("_expected", "claimed", "kept", "rates")
 
     def __init__(self) -> None:
         self.rates = SlotShares(SHARED_MEMORY)
         self.claimed, self.kept = SlotShares(SHARED_MEMORY), SlotShares(SHARED_MEMORY)
+        self._expected: list[float] = []  # remembered until something is learnt, for all rows of a batch ask for it
+
+    def expected(self, slots: int) -> list[float]:
+        """Chance of each slot, given that all before it are kept; at least `slots` of them."""
+        if len(self._expected) < slots:
+            before, self._expected = PRIOR, []
+            for slot in range(slots):
+                # A slot that nobody has reached is taken to be like the one before it.
+                total, seen = self.rates.at(slot)
+                before = (total + PRIOR_WEIGHT * before) / (seen + PRIOR_WEIGHT)
+                self._expected.append(before)
+        return self._expected
+
+    def learn(self, slot: int, value: float) -> None:
+        self.rates.add(slot, value)
+        self._expected = []
+
+    def fade(self) -> None:
+        for shares in (self.rates, self.claimed, self.kept):
+            shares.fade(TRIAL_MEMORY)
+        self._expected = []
 
 
 class Estimates:
@@ -59,18 +82,18 @@ class Estimates:
     def __init__(self) -> None:
         self._shared: dict[tuple[str, str], _Shared] = {}
         self._own: dict[int, dict[str, SlotShares]] = {}
+        self._unknown = _Shared()  # of a source nobody has tried
 
     def survival(self, request_id: int, kind: str, source: str, slots: int) -> tuple[float, ...]:
         """Expected survival of draft tokens 1..slots of one request: never rising, in 0..1."""
-        shared = self._shared.get((source, kind))
+        expected = self._shared.get((source, kind), self._unknown).expected(slots)
         own = self._own.get(request_id, {}).get(source)
-        survivals, product, before = [], 1.0, PRIOR
-        for slot in range(slots):
-            # A slot that nobody has reached is taken to be like the one before it.
-            total, seen = shared.rates.at(slot) if shared else (0.0, 0.0)
-            before = (total + PRIOR_WEIGHT * before) / (seen + PRIOR_WEIGHT)
-            total, seen = own.at(slot) if own else (0.0, 0.0)
-            product *= (total + OWN_WEIGHT * before) / (seen + OWN_WEIGHT)
+        if own is None:
+            return tuple(accumulate(expected[:slots], mul))
+        survivals, product = [], 1.0
+        for slot, chance in enumerate(expected[:slots]):
+            total, seen = own.at(slot)
+            product *= (total + OWN_WEIGHT * chance) / (seen + OWN_WEIGHT)
             survivals.append(product)
         return tuple(survivals)
 
@@ -106,21 +129,19 @@ class Estimates:
         own = self._own.setdefault(request_id, {}).setdefault(source, SlotShares(OWN_MEMORY))
         for slot in range(min(accepted + 1, verified)):
             kept = float(slot < accepted)
-            shared.rates.add(slot, kept)
+            shared.learn(slot, kept)
             own.add(slot, kept)
             if claimed:
                 shared.kept.add(slot, kept)
                 shared.claimed.add(slot, claimed[slot])
         if accepted == verified < len(corrected):
-            shared.rates.add(verified, corrected[verified])
+            shared.learn(verified, corrected[verified])
             own.add(verified, corrected[verified])
 
     def fade(self, request_id: int, source: str, kind: str) -> None:
         """A source is tried again after a pause: what comes now shall count against what was before it."""
         if shared := self._shared.get((source, kind)):
-            shared.rates.fade(TRIAL_MEMORY)
-            shared.claimed.fade(TRIAL_MEMORY)
-            shared.kept.fade(TRIAL_MEMORY)
+            shared.fade()
         if own := self._own.get(request_id, {}).get(source):
             own.fade(TRIAL_MEMORY)
 

@@ -17,6 +17,7 @@ from dspark.schedule.policy import (
 
 # Those that look for what pays, and may therefore stop drafting where it does not.
 ADAPTIVE = ("history", "scheduled", "auto")
+_WHOLE_BATCH = ("scheduled", "auto")
 
 
 def check_policy(text: str) -> None:
@@ -56,6 +57,21 @@ def parse_policy(text: str, costs: CostCurves | None = None) -> Policy:
             "run dspark profile, or use --policy auto."
         )
     return PlannedPolicy(costs)
+
+
+def parse_row_policy(text: str) -> Policy:
+    """The policy of one request in a batch that has another.
+
+    Raises:
+        SettingsError: see `check_policy`; or a policy that plans for the batch as a whole.
+    """
+    check_policy(text)
+    if text in _WHOLE_BATCH:
+        raise SettingsError(
+            f"policy is {text!r}, which plans for all requests together and is not this engine's; "
+            "leave it out, or choose fixed:N, length, history or threshold:c."
+        )
+    return parse_policy(text)
 
 
 def is_adaptive(text: str) -> bool:

@@ -53,36 +53,78 @@ def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
         return (_plan_alone(step, costs),)
     cheap = [_best_offer(row, drafter_pass=False) for row in step.rows]
     drafted = [_best_offer(row, drafter_pass=True) for row in step.rows]
-    by_cheap = table([offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, cheap, strict=True)])
-    by_pass = table(
-        [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, drafted, strict=True)]
-    )
-    gains = (by_pass.clip(0).sum(axis=1) - by_cheap.clip(0).sum(axis=1)).tolist()
+    if not any(cheap) and not any(drafted):
+        return (NO_DRAFT,) * len(step.rows)
+    by_cheap = [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, cheap, strict=True)]
+    by_pass = [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, drafted, strict=True)]
+    gains = [sum(after) - sum(before) for after, before in zip(by_pass, by_cheap, strict=True)]
     order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (-gains[i], i))
-    reaches = [_REACH if offer and offer.confident else 0 for offer in drafted]
-    best_rate, best_rows, best = -1.0, 0, [0] * len(step.rows)
-    for n in _group_sizes(len(order)):
-        mixed = by_cheap.copy()
-        mixed[order[:n]] = by_pass[order[:n]]
-        ranked = rank(mixed)
-        step_ms = _step_ms(step, costs, len(ranked.row)) + _draft_ms(step, costs, order[:n], reaches, ranked)
-        rates = expected_tokens(len(step.rows), ranked.survival) / step_ms
-        count = int(rates.argmax())
-        if rates[count] > best_rate:
-            best_rate, best_rows, best = float(rates[count]), n, ranked.lens(count, len(step.rows))
+    sizes = _group_sizes(len(order))
+    width = max(1, *map(len, by_cheap), *map(len, by_pass))
+    tables = np.repeat(table(by_cheap, width)[None], len(sizes), axis=0)
+    with_pass = table(by_pass, width)
+    for group, n in zip(tables, sizes, strict=True):
+        group[order[:n]] = with_pass[order[:n]]
+    best_rows, best = _best_group(step, costs, tables, order, sizes, drafted)
     for i in order[:best_rows]:
         cheap[i] = drafted[i]
     return _choices(step.rows, cheap, best)
 
 
+def _best_group(
+    step: StepView,
+    costs: CostCurves,
+    tables: Float[Array, "G B W"],
+    order: Sequence[int],
+    sizes: Sequence[int],
+    drafted: Sequence[Offer | None],
+) -> tuple[int, list[int]]:
+    """The number of rows to run the drafter for, and all rows' draft lengths, with most expected tokens per ms.
+
+    Args:
+        tables: survivals when the first `sizes[g]` rows of `order` are drafted for, -1 where there is no slot.
+
+    Where the drafter runs, it runs as long as the longest of its drafts, for all of them; its pass is counted even
+    where nothing is admitted, since without it is another plan.
+    """
+    groups, rows, width = tables.shape
+    by_slot = tables.transpose(0, 2, 1).reshape(groups, width * rows)  # ties go to the smaller slot, then the row
+    ranks = np.argsort(-by_slot, axis=1, kind="stable")
+    survival = np.take_along_axis(by_slot, ranks, 1)
+    most = int((survival >= 0).sum(1).max())
+    ranks, survival = ranks[:, :most], survival[:, :most]
+    slot, row = np.divmod(ranks, rows)
+    kept = np.full((groups, most + 1), float(rows))
+    np.add(kept[:, 1:], np.cumsum(survival, axis=1), out=kept[:, 1:])
+    kept[:, 1:][survival < 0] = -1.0
+    times = np.repeat(_step_ms(step, costs, most)[None], groups, axis=0)
+    if order:
+        reach = np.zeros((groups, rows), dtype=np.int64)
+        for group, n in enumerate(sizes):
+            for i in order[:n]:
+                offer = drafted[i]
+                reach[group, i] = 1 + (_REACH if offer is not None and offer.confident else 0)
+        place = np.arange(groups)[:, None]
+        behind, offered = reach[place, row], (tables >= 0).sum(2)
+        depth = np.ones((groups, most + 1), dtype=np.int64)
+        depth[:, 1:] = np.where(behind > 0, np.minimum(slot + behind, offered[place, row]), 1)
+        sampled = list(accumulate((step.rows[i].sampled for i in order), initial=0))
+        drafting = np.stack([costs.draft_ms(n, sampled[n]) for n in sizes])
+        times += drafting[place, np.maximum.accumulate(depth, axis=1)] * step.draft_drift
+    group, count = divmod(int((kept / times).argmax()), most + 1)
+    return sizes[group], np.bincount(row[group, :count], minlength=rows).tolist()
+
+
 def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
     """`plan_drafts` for one request, without arrays: at batch 1 a plan has to cost less than it saves."""
     (row,) = step.rows
-    best_rate, best = 1 / float(_step_ms(step, costs, 0)[0]), NO_DRAFT
+    most = max((min(row.room, len(offer.survival)) for offer in row.offers), default=0)
+    times = _step_times(step, costs, most)
+    best_rate, best = 1 / times[0], NO_DRAFT
     for offer in row.offers:
         survival, kept = offer.survival[: row.room], 1.0
-        times, reach = _step_ms(step, costs, len(survival)).tolist(), _REACH if offer.confident else 0
-        drafting = costs.draft_ms(int(offer.drafter_pass), int(row.sampled)).tolist()
+        reach = _REACH if offer.confident else 0
+        drafting = costs.draft_times(int(offer.drafter_pass), int(row.sampled))
         for length, chance in enumerate(survival, 1):
             kept += chance
             rate = kept / (times[length] + drafting[min(length + reach, len(survival))] * step.draft_drift)
@@ -116,8 +158,9 @@ def plan_verification(
         now = _cumulative(chances[:length]) if chances else past[:length]
         known.append(now)
         expected.append(now if row.free else past)
-    ranked = rank(table(known))
-    foreseen = ranked.survival if expected == known else rank(table(expected)).survival
+    width = max(1, *map(len, known), *map(len, expected))
+    ranked = rank(table(known, width))
+    foreseen = ranked.survival if expected == known else rank(table(expected, width)).survival
     step_ms = _step_ms(step, costs, fixed + len(foreseen))[fixed:] + drafting_ms(step, costs, choices)
     planned = ranked.lens(stopping_count(base, ranked.survival, foreseen, step_ms), len(lens))
     return tuple(n if c.trial else p for c, n, p in zip(choices, lens, planned, strict=True))
@@ -134,7 +177,7 @@ def _verify_alone(step: StepView, choice: Choice, length: int, chances: Sequence
     foreseen = list(accumulate((max(s, _NEVER) for s in expected), initial=0.0))
     scale = [known / max(s, _NEVER) for known, s in zip(now, expected, strict=False)]
     drafting = drafting_ms(step, costs, (choice,))
-    return _first_stop(kept, foreseen, scale, [ms + drafting for ms in _step_ms(step, costs, len(expected)).tolist()])
+    return _first_stop(kept, foreseen, scale, [ms + drafting for ms in _step_times(step, costs, len(expected))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +193,13 @@ class Ranked:
         return np.bincount(self.row[:count], minlength=rows).tolist()
 
 
-def table(survivals: Sequence[Sequence[float]]) -> Float[Array, "B MAX_DRAFT"]:
-    """Each row's survivals, which must not rise; -1 where it has none."""
-    padded = np.full((len(survivals), MAX_DRAFT), -1.0)
-    for row, survival in enumerate(survivals):
-        padded[row, : len(survival)] = survival
-    return padded
+def table(survivals: Sequence[Sequence[float]], width: int = MAX_DRAFT) -> Float[Array, "B W"]:
+    """Each row's survivals, which must not rise and are `width` at most; -1 where it has none."""
+    nothing = (-1.0,) * width
+    return np.array([(*survival, *nothing[len(survival) :]) for survival in survivals])
 
 
-def rank(survivals: Float[Array, "B MAX_DRAFT"]) -> Ranked:
+def rank(survivals: Float[Array, "B W"]) -> Ranked:
     """Order the slots of all rows."""
     by_slot = survivals.T.ravel()  # so that a stable sort breaks ties by slot, then by row
     order = np.argsort(-by_slot, kind="stable")[: int((by_slot >= 0).sum())]
@@ -212,25 +253,17 @@ def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], st
 
 def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
     """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that."""
-    return costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows) * step.rest_drift
+    curve = costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
+    if step.more_drift != 1.0:
+        curve = curve[0] + (curve - curve[0]) * step.more_drift
+    return curve * step.rest_drift
 
 
-def _draft_ms(
-    step: StepView, costs: CostCurves, rows: Sequence[int], reaches: Sequence[int], ranked: Ranked
-) -> Float[Array, " N_plus_1"]:
-    """Drafting for `rows` when 0..N candidates are admitted: as long as the longest of their drafts, for all of them.
-
-    Its pass is counted even where nothing is admitted; without it is another plan.
-    """
-    if not rows:
-        return np.zeros(len(ranked.row) + 1)
-    reach = np.zeros(len(step.rows), dtype=np.int64)
-    reach[rows] = [1 + reaches[i] for i in rows]
-    behind, offered = reach[ranked.row], np.bincount(ranked.row, minlength=len(step.rows))
-    ends = np.minimum(ranked.slot + behind, offered[ranked.row])
-    depth = np.concatenate(([1], np.where(behind > 0, ends, 1)))
-    by_slots = costs.draft_ms(len(rows), sum(step.rows[i].sampled for i in rows)) * step.draft_drift
-    return by_slots[np.maximum.accumulate(depth)]
+def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
+    """The same as a list, which is faster for a few."""
+    curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
+    plain = curve[0]
+    return [(plain + (ms - plain) * step.more_drift) * step.rest_drift for ms in curve[: most + 1]]
 
 
 def drafting_ms(step: StepView, costs: CostCurves, choices: Sequence[Choice]) -> float:
@@ -238,8 +271,8 @@ def drafting_ms(step: StepView, costs: CostCurves, choices: Sequence[Choice]) ->
     drafted = [i for i, c in enumerate(choices) if c.length and c.offer is not None and c.offer.drafter_pass]
     if not drafted:
         return 0.0
-    by_slots = costs.draft_ms(len(drafted), sum(step.rows[i].sampled for i in drafted))
-    return float(by_slots[max(choices[i].length for i in drafted)]) * step.draft_drift
+    by_slots = costs.draft_times(len(drafted), sum(step.rows[i].sampled for i in drafted))
+    return by_slots[max(choices[i].length for i in drafted)] * step.draft_drift
 
 
 def _best_offer(row: RowView, drafter_pass: bool) -> Offer | None:

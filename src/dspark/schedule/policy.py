@@ -1,7 +1,7 @@
 """Policies: how many tokens to draft and to verify. One interface, no state, past information only."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 POLICIES = ("fixed:N", "length", "history", "threshold:c", "scheduled", "auto")
@@ -59,6 +59,7 @@ class StepView:
     context: int  # cached positions of a request, on average
     draft_drift: float = 1.0
     rest_drift: float = 1.0
+    more_drift: float = 1.0  # of what draft tokens add to the rest
     sampled_rows: int = 0  # sampling rows that are not greedy
 
 
@@ -174,6 +175,45 @@ class ThresholdPolicy:
             under = (k for k, chance in enumerate(chances[:length]) if chance < self.least)
             ends.append(next(under, length))
         return tuple(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPolicy:
+    """One policy for the batch and others for single rows of it, which the common one sees as rows without an offer.
+
+    Rows of their own have policies that look at one row at a time.
+    """
+
+    common: Policy
+    own: Mapping[int, Policy]  # by place in the batch
+
+    @property
+    def most(self) -> int:
+        return max(self.common.most, *(policy.most for policy in self.own.values()))
+
+    def draft_lens(self, step: StepView) -> tuple[Choice, ...]:
+        rows = [replace(row, room=0, offers=()) if i in self.own else row for i, row in enumerate(step.rows)]
+        choices = list(self.common.draft_lens(replace(step, rows=tuple(rows))))
+        for i, policy in self.own.items():
+            choices[i] = policy.draft_lens(_alone(step, i))[0]
+        return tuple(choices)
+
+    def verify_lens(
+        self, step: StepView, choices: Sequence[Choice], lens: Sequence[int], confidence: Sequence[Sequence[float]]
+    ) -> tuple[int, ...]:
+        common_choices, common_lens = list(choices), list(lens)
+        for i in self.own:
+            common_choices[i], common_lens[i] = NO_DRAFT, 0
+        planned = list(self.common.verify_lens(step, common_choices, common_lens, confidence))
+        for i, policy in self.own.items():
+            planned[i] = policy.verify_lens(
+                _alone(step, i), choices[i : i + 1], lens[i : i + 1], confidence[i : i + 1]
+            )[0]
+        return tuple(planned)
+
+
+def _alone(step: StepView, row: int) -> StepView:
+    return replace(step, rows=step.rows[row : row + 1])
 
 
 def best_source(row: RowView, length: int) -> Choice:

@@ -1,11 +1,13 @@
-"""What every request passes before the API sees it: the key, the size of its body, the count of its answer."""
+"""What every request passes before the API sees it: host, key, the size of its body, the count of its answer."""
 
 import asyncio
 import base64
 import binascii
 import hmac
+import ipaddress
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +40,9 @@ class Guard:
 
         try:
             if scope["path"] not in OPEN_PATHS:
-                check_key(Headers(scope=scope).get("authorization"), self._config.api_key, scope["path"])
+                headers = Headers(scope=scope)
+                check_host(headers.get("host", ""), self._config.allowed_hosts)
+                check_key(headers.get("authorization"), self._config.api_key, scope["path"])
             body = await asyncio.wait_for(self._body(scope, receive), self._config.body_timeout_s)
         except TimeoutError:
             seconds = self._config.body_timeout_s
@@ -78,6 +82,38 @@ class Guard:
 
 
 _CLOSE = {"connection": "close"}  # what is left of the body shall not be read as the next request
+
+
+def check_host(host: str, allowed: Collection[str] | None) -> None:
+    """Raises ApiError (403) unless the Host header names this machine's loopback or an allowed name, on any port.
+
+    A page of another site can have its own name resolve to 127.0.0.1 (DNS rebinding) and is then, to the browser, of
+    one origin with this server; but its requests carry that name.
+    """
+    if allowed is None:
+        return
+    parts = _HOST.fullmatch(host)
+    name = parts[1].lower().removesuffix(".") if parts else ""
+    if name not in allowed and not is_loopback(name):
+        raise ApiError(
+            403,
+            f"The request is for host {host[:80]!a}, which this server does not go by; ask for localhost, or start the "
+            "server with --allowed-hosts.",
+            code="host_not_allowed",
+        )
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host, an IPv6 address with or without brackets, is this machine and reached from nowhere else."""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")  # name and port
 
 
 def check_key(authorization: str | None, key: str | None, path: str) -> None:

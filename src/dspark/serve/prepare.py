@@ -7,6 +7,7 @@ from typing import Any
 from dspark.config import Grammar, SamplingParams
 from dspark.engine import Engine
 from dspark.errors import DsparkError
+from dspark.schedule import parse_row_policy
 from dspark.serve.errors import ApiError, refused
 from dspark.serve.schema import ChatRequest, Common, CompletionRequest, Message, NamedTool, ResponseFormat
 from dspark.serve.settings import ServeConfig
@@ -76,7 +77,7 @@ def _check_common(request: Common, engine: Engine, config: ServeConfig) -> None:
         raise ApiError(404, message, "model", "model_not_found")
     served = engine.config
     _one_of("proposer", request.proposer, {served.proposer, engine.proposer.name, "none"})
-    _one_of("policy", request.policy, {served.policy})
+    _check_policy(request.policy, served.policy)
     _one_of("drafter", request.drafter, {served.drafter, "none"})
 
 
@@ -85,12 +86,23 @@ def _one_of(name: str, value: str | None, allowed: set[str]) -> None:
         raise ApiError(400, f"{name} is {value!r}; allowed here are {', '.join(sorted(allowed))}.", name)
 
 
+def _check_policy(policy: str | None, served: str) -> None:
+    if policy is None or policy == served:
+        return
+    try:
+        parse_row_policy(policy)
+    except DsparkError as error:
+        raise refused(str(error), "policy") from None
+
+
 def _prepared(
     request: Common, prompts: Sequence[list[int]], more: dict[str, Any], offers_tools: bool = False
 ) -> Prepared:
     params = _params(request, more)
     speculate = "none" not in (request.proposer, request.drafter)
-    jobs = tuple(Job(prompt, params, choice, speculate) for prompt in prompts for choice in range(request.n or 1))
+    jobs = tuple(
+        Job(prompt, params, choice, speculate, request.policy) for prompt in prompts for choice in range(request.n or 1)
+    )
     return Prepared(
         jobs,
         prompt_tokens=sum(map(len, prompts)),

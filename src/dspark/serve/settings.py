@@ -1,8 +1,11 @@
 """How a server runs, beside how its engine runs."""
 
+import re
 from dataclasses import dataclass
 
 from dspark.errors import SettingsError
+
+_HOST_NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,7 @@ class ServeConfig:
 
     model_name: str  # what clients write in the field `model`
     api_key: str | None = None  # guards everything but /health
+    allowed_hosts: tuple[str, ...] | None = None  # names in Host beside this machine's loopback; None: any
     max_queue: int = 64  # requests that may wait beside those that run
     request_timeout_s: float = 600.0  # from arrival to the last token
     max_body_bytes: int = 2_000_000
@@ -27,6 +31,11 @@ class ServeConfig:
             raise SettingsError("served-model-name is empty; give a name, or leave the option out.")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip() == self.api_key != ""):
             raise SettingsError("api-key is empty, begins or ends with a space, or is not ASCII; choose another one.")
+        for host in self.allowed_hosts or ():
+            if not _HOST_NAME.fullmatch(host):
+                raise SettingsError(
+                    f"allowed-hosts has {host!r}; write names without port, in lower case, such as llm.example.org."
+                )
         for name, least in (
             ("max_queue", 0),
             ("request_timeout_s", 0.001),

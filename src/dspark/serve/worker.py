@@ -30,6 +30,7 @@ class Job:
     params: SamplingParams
     choice: int = 0
     speculate: bool = True
+    policy: str | None = None  # None: the engine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,9 @@ class Worker:
         try:
             for index, job in enumerate(ticket.jobs):
                 on_chunk = partial(self._on_chunk, ticket, index)
-                request_id = self.engine.add(job.prompt_ids, job.params, job.choice, on_chunk, job.speculate)
+                request_id = self.engine.add(
+                    job.prompt_ids, job.params, job.choice, on_chunk, job.speculate, job.policy
+                )
                 ticket.request_ids.append(request_id)
                 self._live[request_id] = _Live(ticket, index)
         except DsparkError as error:

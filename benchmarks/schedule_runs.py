@@ -1,0 +1,251 @@
+"""What the sections of schedule.py share: engines by mode, pieces of work in turns, and a journal to go on from."""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspark.config import EngineConfig, StepRecord
+from dspark.engine import Engine
+from dspark.engine.profiling import load_or_measure
+from dspark.engine.proposer import NoneProposer
+from dspark.engine.setup import build_proposer
+from dspark.measure import WORKLOADS
+from dspark.measure.answers import answers, seeded
+from dspark.measure.paired import Cell
+from dspark.schedule.profile import Profile
+from dspark.target import load_target
+
+CONTEXT = 512
+VOID = 0.03  # a control that differs more makes a run void
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the modes of a comparison share."""
+
+    section: str
+    drafter: str
+    batch: int
+    temperature: float = 0.0
+
+
+class Tally:
+    """What decoding steps did, from their records."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(("steps", "row_steps", "drafted", "verified", "accepted", "committed"), 0)
+
+    def __call__(self, record: StepRecord) -> None:
+        if any(row.prefill for row in record.rows):
+            return
+        self.counts["steps"] += 1
+        for row in record.rows:
+            self.counts["row_steps"] += 1
+            for name in ("drafted", "verified", "accepted", "committed"):
+                self.counts[name] += getattr(row, name)
+
+
+class Bench:
+    """One target, drafters by name, and the journal of all pieces."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.out: Path = args.out
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.target = load_target(args.target, torch.device("cpu"))
+        self.deadline = time.monotonic() + 60 * args.budget_minutes
+        self.left: list[str] = []
+        self._costs: dict[str, Profile] = {}
+        self._path = self.out / "pieces.jsonl"
+        self._pieces: dict[str, dict[str, Any]] = {}
+        if self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                if line.endswith("}"):  # a killed run may have left half a line
+                    values = json.loads(line)
+                    self._pieces[values["key"]] = values
+
+    # Engines ----------------------------------------------------------------------------------------------------
+
+    def config(self, setting: Setting, policy: str, proposer: str = "auto") -> EngineConfig:
+        folder = setting.drafter
+        if folder == "random":
+            from dspark.measure.bench.random_drafter import write_random_drafter
+
+            folder = str(self.out / "random-drafter")
+            if not Path(folder, "config.json").exists():
+                write_random_drafter(self.target, Path(folder))
+        # Rounds repeat their prompts: a prefix cache would leave later rounds nothing to prefill.
+        return EngineConfig(
+            model=self.args.target,
+            drafter=folder,
+            proposer=proposer,
+            policy=policy,
+            prefix_cache=False,
+            max_batch=setting.batch,
+            context=CONTEXT,
+        )
+
+    def engine(self, setting: Setting, mode: str, proposer: str = "auto") -> Engine:
+        """Of its own per mode: estimates learnt in one do not reach another, and outlive its requests."""
+        if mode.startswith("plain"):
+            return Engine(self.target, NoneProposer(), self.config(Setting("", "none", setting.batch), "fixed:1"))
+        config = self.config(setting, mode, proposer)
+        return Engine(self.target, build_proposer(config, self.target), config, self.costs(setting, proposer))
+
+    def costs(self, setting: Setting, proposer: str = "auto") -> Profile:
+        """The profile of the target with this drafter, measured if need be."""
+        if setting.drafter not in self._costs:
+            config = self.config(setting, "auto", proposer)
+            proposer_of = build_proposer(config, self.target)
+            self._costs[setting.drafter] = load_or_measure(self.target, proposer_of, config, Engine)
+        return self._costs[setting.drafter]
+
+    # Pieces -----------------------------------------------------------------------------------------------------
+
+    def prompts(self, kind: str, first: int, count: int) -> list[list[int]]:
+        tokenizer, texts = self.target.tokenizer, WORKLOADS[kind]
+        chosen = [texts[(first + i) % len(texts)] for i in range(count)]
+        rendered = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in chosen]
+        return [tokenizer.encode(text, add_special_tokens=False) for text in rendered]
+
+    def run(self, setting: Setting, modes: Sequence[str], kinds: Sequence[str], proposer: str = "auto") -> list[Cell]:
+        """Cells of every mode on every kind in every round, of --tokens tokens or more. Modes take turns on short
+        pieces, so that slow drifts of the machine cancel. Without time left: the cells of rounds that are whole."""
+        engines: dict[str, Engine] = {}
+
+        def engine_of(mode: str) -> Engine:
+            if mode not in engines:
+                engines[mode] = self.engine(setting, mode, proposer)
+                for kind in kinds:  # a warm-up that does not count: estimates outlive requests
+                    self._time_left()
+                    self._answer(engines[mode], setting, kind, 99)
+            return engines[mode]
+
+        cells: list[Cell] = []
+        for number in range(self.args.rounds):
+            found = []
+            try:
+                for kind in kinds:
+                    found += self._cells(setting, modes, kind, number, engine_of)
+            except OutOfTime:
+                self.left.append(f"{setting.section}: {setting.drafter}, batch {setting.batch}, "
+                                 f"T={setting.temperature:g}, from round {number + 1} on")  # fmt: skip
+                break
+            cells += found
+        return cells
+
+    def _cells(self, setting: Setting, modes: Sequence[str], kind: str, number: int, engine_of: Any) -> Iterator[Cell]:
+        done: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        piece = 0
+        while sum(values["tokens"] for values in done[modes[0]]) < self.args.tokens:
+            for offset in range(len(modes)):
+                mode = modes[(number + piece + offset) % len(modes)]
+                key = self.key(setting, kind, number, piece, mode)
+                if key not in self._pieces:
+                    self._time_left()
+                    self._keep(key, self._answer(engine_of(mode), setting, kind, piece))
+                done[mode].append(self._pieces[key])
+            piece += 1
+        for mode in modes:
+            own = done[mode]
+            work = hashlib.sha256("".join(values["work"] for values in own).encode()).hexdigest()[:12]
+            yield Cell(mode, kind, number, sum(v["seconds"] for v in own), sum(v["tokens"] for v in own), work)
+
+    def counts(self, setting: Setting, kind: str, mode: str) -> dict[str, int]:
+        """What the steps of all kept pieces of a mode did together."""
+        total: dict[str, int] = defaultdict(int)
+        for values in self._pieces.values():
+            mine = {**asdict(setting), "kind": kind, "mode": mode}
+            if all(values["what"].get(name) == value for name, value in mine.items()):
+                for name, count in values["counts"].items():
+                    total[name] += count
+        return total
+
+    def key(self, setting: Setting, kind: str, number: int, piece: int, mode: str) -> str:
+        what = {**asdict(setting), "kind": kind, "round": number, "piece": piece, "mode": mode}
+        return json.dumps({**what, "threads": torch.get_num_threads(), "answer": self.args.answer}, sort_keys=True)
+
+    def _answer(self, engine: Engine, setting: Setting, kind: str, piece: int) -> dict[str, Any]:
+        """One piece of work: two requests, or twice a small batch, or one large batch."""
+        count = setting.batch * 2 if setting.batch <= 8 else setting.batch
+        requests = seeded(self.prompts(kind, piece * count, count), setting.temperature, self.args.answer, piece)
+        tally = Tally()
+        engine.listeners.append(tally)
+        began = time.perf_counter()
+        outputs = sorted(answers(engine, requests), key=lambda output: output.request_id)
+        seconds = time.perf_counter() - began
+        engine.listeners.remove(tally)
+        work = hashlib.sha256(repr([output.token_ids for output in outputs]).encode()).hexdigest()[:12]
+        tokens = sum(len(output.token_ids) for output in outputs)
+        return {"seconds": seconds, "tokens": tokens, "work": work, "counts": tally.counts}
+
+    def _keep(self, key: str, values: dict[str, Any]) -> None:
+        values = {"key": key, "what": json.loads(key), **values}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        self._pieces[key] = values
+        what = values["what"]
+        where = f"{what['section']} {what['drafter']} batch {what['batch']} T={what['temperature']:g}"
+        rate = values["tokens"] / values["seconds"]
+        print(f"  {where} {what['kind']} {what['mode']}: {rate:.1f} tok/s", file=sys.stderr, flush=True)
+
+    def _time_left(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
+def rounds_of(cells: Sequence[Cell]) -> list[int]:
+    return sorted({cell.round for cell in cells})
+
+
+def speed(cells: Sequence[Cell], mode: str, kind: str, rounds: Sequence[int]) -> float:
+    """Tokens per second over some rounds."""
+    mine = [c for c in cells if c.mode == mode and c.group == kind and c.round in rounds]
+    return sum(c.tokens for c in mine) / sum(c.seconds for c in mine)
+
+
+def ratios(cells: Sequence[Cell], mode: str, baseline: str, kind: str) -> list[float]:
+    """Speed over the baseline's, round by round."""
+    return [speed(cells, mode, kind, [number]) / speed(cells, baseline, kind, [number]) for number in rounds_of(cells)]
+
+
+def spread(cells: Sequence[Cell], kind: str) -> float:
+    """How far the second run of plain decoding is from the first, in the worst round."""
+    return max(abs(value - 1) for value in ratios(cells, "plain again", "plain", kind))
+
+
+def shown(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3f}x ({min(values):.3f}-{max(values):.3f})"
+
+
+def verdict(holds: bool, control: float) -> str:
+    return f"void: control {control:.1%} off" if control > VOID else "yes" if holds else "**no**"
+
+
+def savefig(bench: Bench, name: str, draw: Any) -> None:
+    """Draw a picture; says so where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"(no {name}: matplotlib is not installed)\n")
+        return
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(figure)
+    figure.savefig(bench.out / name, dpi=120)
+    print(f"Picture: {bench.out / name}\n")
