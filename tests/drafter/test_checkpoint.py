@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,15 +215,23 @@ def test_corrupt_files(tmp_path, target, damage):
         load(tmp_path, target)
 
 
+def test_what_is_saved_can_be_read_by_whoever_the_folder_is_for(tmp_path):
+    save_drafter(tmp_path, make_config(), lively_tensors(make_config()))
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+
+
 def test_a_failed_save_leaves_the_old_folder(tmp_path, target, monkeypatch):
     config = make_config()
     save_drafter(tmp_path, config, lively_tensors(config))
 
-    def fails(tensors, path, metadata):
-        path.write_bytes(b"half")
+    write = Path.write_bytes
+
+    def fails(path, content):
+        write(path, content[: len(content) // 2])
         raise OSError("disk full")
 
-    monkeypatch.setattr("dspark.drafter.checkpoint.save_file", fails)
+    monkeypatch.setattr(Path, "write_bytes", fails)
     with pytest.raises(OSError, match="disk full"):
         save_drafter(tmp_path, config, lively_tensors(config, seed=2))
     same_drafts(load(tmp_path, target), make_drafter(target))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from dspark.artifacts import Fingerprint
@@ -157,7 +157,7 @@ def save_drafter(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tens
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(config.to_dict(), indent=2) + "\n"
     with replacing(folder / WEIGHTS_FILE) as part:
-        save_file(stored, part, metadata={"format": "pt"})
+        part.write_bytes(save(stored, metadata={"format": "pt"}))  # save_file's files are their owner's alone
     with replacing(folder / "config.json") as part:
         part.write_text(text, encoding="utf-8")
 
