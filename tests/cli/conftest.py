@@ -54,10 +54,11 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def generate(run, model):
-    """`dspark generate --model TOY` with exact numbers and lookup, unless the arguments say otherwise."""
+    """`dspark generate --model TOY` with exact numbers and lookup of four tokens, unless the arguments say otherwise."""
 
     def call(*args: str, stdin: str | bytes = "") -> Result:
-        return run("generate", "--model", model, "--proposer", "lookup", "--exact", *args, stdin=stdin)
+        usual = ("--proposer", "lookup", "--policy", "fixed:4", "--exact")
+        return run("generate", "--model", model, *usual, *args, stdin=stdin)
 
     return call
 
@@ -65,4 +66,4 @@ def generate(run, model):
 @pytest.fixture(scope="session")
 def engine(model):
     """What `generate` runs on."""
-    return Engine.from_pretrained(model, proposer="lookup", exact=True, threads=1)
+    return Engine.from_pretrained(model, proposer="lookup", policy="fixed:4", exact=True, threads=1)

@@ -396,6 +396,6 @@ def test_drafter_options_reach_the_engine(run, model, engine, tmp_path):
     config = drafter_config(engine.target)
     save_drafter(tmp_path / "drafter", config, random_tensors(config, seed=1))
     options = ["--model", model, "--exact", "--drafter", str(tmp_path / "drafter"), "--max-tokens", "30", "--stats"]
-    result = run("generate", PROMPT, *options)
+    result = run("generate", PROMPT, "--policy", "fixed:4", *options)
     assert result.code == 0 and re.search(r"draft sources +.*dspark \d+", result.err)
     assert result.out == answer(engine, max_tokens=30).text + "\n"

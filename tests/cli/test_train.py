@@ -48,7 +48,7 @@ def test_a_trained_folder_drafts_without_changing_the_answer(train, run, model, 
     assert "blocks/s" in result.err and "AL for 1.. drafts" in result.err and f"--drafter {out}" in result.err
     assert {"config.json", "model.safetensors", "state.pt", "train.csv", "validation.csv"} <= set(os.listdir(out))
     common = ("generate", "--model", model, "--dtype", "float32", "--exact", "--max-tokens", "20", "Hello")
-    drafted = run(*common, "--proposer", "dspark", "--drafter", str(out), "--stats")
+    drafted = run(*common, "--proposer", "dspark", "--drafter", str(out), "--policy", "fixed:4", "--stats")
     plain = run(*common, "--proposer", "none")
     assert drafted.code == 0 and drafted.out == plain.out and "dspark" in drafted.err
 

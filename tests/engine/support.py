@@ -28,7 +28,8 @@ def toy_target(
 
 
 def toy_engine(target: Target, proposer: Proposer | None = None, **settings: Any) -> Engine:
-    config = EngineConfig(model="toy", kv_gb=settings.pop("kv_gb", 0.02), **settings)
+    """Drafts four tokens a step unless the settings name another policy: what a default plans depends on the clock."""
+    config = EngineConfig(**{"model": "toy", "kv_gb": 0.02, "policy": "fixed:4", **settings})
     return Engine(target, proposer or NoneProposer(), config)
 
 

@@ -21,7 +21,7 @@ def said(caplog, tmp_path, monkeypatch):
 
     def load(folder, **settings):
         caplog.clear()
-        assert Engine.from_pretrained(str(folder), kv_gb=0.02, **settings).proposer.name == "lookup"
+        assert Engine.from_pretrained(str(folder), kv_gb=0.02, profile="none", **settings).proposer.name == "lookup"
         return [line for record in caplog.records for line in record.getMessage().splitlines()]
 
     return load

@@ -119,6 +119,17 @@ def test_scaling_acts_on_the_logit_and_the_last_slot_serves_later_ones():
     assert SlotScaling().apply(stated) is stated
 
 
+@given(
+    confidence=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    temperatures=st.lists(st.floats(0.1, 10), max_size=4),
+    biases=st.lists(st.floats(-5, 5), max_size=4),
+)
+def test_plain_numbers_scale_as_tensors_do(confidence, temperatures, biases):
+    scaling = SlotScaling(tuple(temperatures), tuple(biases) if temperatures else ())
+    rows = torch.tensor([confidence], dtype=torch.float64)
+    assert scaling.apply_to(confidence) == pytest.approx(scaling.apply(rows)[0].tolist(), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("temperature", "bucket"),
     [(0, "greedy"), (0.01, "low"), (0.5, "low"), (0.7, "middle"), (0.85, "middle"), (0.9, "high"), (5, "high")],

@@ -13,7 +13,7 @@ def chat(
     drafter: options.Drafter = "auto",
     proposer: options.Proposer = "auto",
     corpus_table: options.CorpusTable = "auto",
-    policy: options.Policy = "fixed:4",
+    policy: options.Policy = "auto",
     profile: options.Profile = "auto",
     system: options.System = None,
     max_tokens: options.MaxTokens = 512,

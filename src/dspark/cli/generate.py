@@ -21,7 +21,7 @@ def generate(
     drafter: options.Drafter = "auto",
     proposer: options.Proposer = "auto",
     corpus_table: options.CorpusTable = "auto",
-    policy: options.Policy = "fixed:4",
+    policy: options.Policy = "auto",
     profile: options.Profile = "auto",
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     system: options.System = None,

@@ -30,7 +30,7 @@ def serve(
     drafter: options.Drafter = "auto",
     corpus_table: options.CorpusTable = "auto",
     proposer: options.Proposer = "auto",
-    policy: options.Policy = "fixed:4",
+    policy: options.Policy = "auto",
     profile: options.Profile = "auto",
     max_batch: Annotated[int, typer.Option(help="Most answers decoded at once.")] = 32,
     max_queue: Annotated[int, typer.Option(help="Most answers that may wait for a place.")] = 64,

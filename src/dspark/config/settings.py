@@ -29,7 +29,7 @@ class EngineConfig:
     model: str = "smollm2"  # alias, folder, GGUF file or hub id
     drafter: str = "auto"  # "auto" = the one that fits the target's fingerprint, "none", or a folder
     proposer: str = "auto"
-    policy: str = "fixed:4"
+    policy: str = "auto"
     profile: str = "auto"  # what passes cost here: "auto" = cached, or measured when first needed; "none", or a file
     guard: bool = True  # policies that look for what pays (history, scheduled, auto) may pause drafting
     acceptance: str = "auto"  # auto: `coupled` for requests with a seed, else `rejection`
