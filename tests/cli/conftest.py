@@ -54,7 +54,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def generate(run, model):
-    """`dspark generate --model TOY` with exact numbers and lookup of four tokens, unless the arguments say otherwise."""
+    """`dspark generate --model TOY`: exact numbers and lookup of four tokens, unless the arguments say otherwise."""
 
     def call(*args: str, stdin: str | bytes = "") -> Result:
         usual = ("--proposer", "lookup", "--policy", "fixed:4", "--exact")
