@@ -54,6 +54,30 @@ def test_a_pause_ends_when_drafts_pay_again():
     assert sum(drafted[2000:]) > 980
 
 
+def until_retried(guard):
+    """Steps to the end of the pause the guard is in."""
+    return next(i for i in range(10_000) if guard.allows(1, False))
+
+
+def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
+    """The next request's text may be of another kind."""
+    waits = []
+    for ends in (0, 1):
+        guard = Guard()
+        run(guard, 2000, 20.0, lambda i: 0)
+        assert not guard.allows(1, False)
+        for _ in range(ends):
+            guard.release()
+        waits.append(until_retried(guard))
+    assert 0 < waits[1] <= waits[0] / 3
+    guard, lost = Guard(), 0.0
+    run(guard, 400, 20.0, lambda i: 0)
+    for _ in range(40):
+        lost -= run(guard, 200, 20.0, lambda i: 0)[1]
+        guard.release()
+    assert lost < 0.02 * 40 * 200
+
+
 def test_loads_are_judged_apart():
     """What does not pay in a crowd may pay for one."""
     guard = Guard()

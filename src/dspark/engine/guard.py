@@ -16,6 +16,7 @@ MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much 
 # Gain that drafting has to show; after a pause few steps decide, so that less would be chance.
 MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
+CUT = 4  # a pause is that much shorter after the end of a request: the next one's text may be of another kind
 PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what plain decoding costs
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
 MOST_OFTEN = 4  # times as often until there are twice as many
@@ -145,6 +146,11 @@ class Guard:
         """Whether the step to come, of `rows` decoding rows, may draft. Call it once per step."""
         self._rests = self._is_rest(self._load(rows), rows, reads_prompts) or not self.looks.due(rows)
         return not self._rests
+
+    def release(self) -> None:
+        """A request has ended."""
+        for load in self._loads.values():
+            load.left //= CUT
 
     def ratio(self, rows: int) -> float | None:
         """Time of a drafting step over that of a plain one; None until both are known."""

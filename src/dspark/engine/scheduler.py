@@ -129,6 +129,8 @@ class Scheduler:
         """The request has ended."""
         self._estimates.release(request.id)
         self._trials.release(request.id)
+        if self._guard is not None:
+            self._guard.release()
         self._own.pop(request.id, None)
         self._kinds.pop(request.id, None)
 
