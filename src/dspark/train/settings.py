@@ -34,6 +34,7 @@ class TrainSettings:
     decay: float = 4.0  # slot k weighs exp(-(k-1) / decay)
     bigrams: bool = True  # start the Markov head from counted bigrams
     distance_heads: bool = True  # start most heads looking at the last few positions
+    copy_heads: bool = True  # start some heads finding what followed here before, where there is room for them
     hidden_weight: float = 1.0  # at first, of the loss that pulls hidden states towards the target's
     warm_start: bool = False  # start the layers from the target's last ones
     refine_prob: float = 0.0  # how often a chunk's blocks show the drafter's own samples in place of masks
@@ -73,7 +74,8 @@ class TrainSettings:
     @classmethod
     def completed(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
         """`stored` with what it does not name as it was then: a save may be older than a setting."""
-        before = cls(steps=1, distance_heads=False, hidden_weight=0.0)  # as runs were before these had names
+        # As runs were before these had names.
+        before = cls(steps=1, distance_heads=False, copy_heads=False, hidden_weight=0.0)
         return before.to_dict() | dict(stored)
 
 

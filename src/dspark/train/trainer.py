@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from dspark.data import Corpus
@@ -26,6 +27,7 @@ from dspark.train.settings import TrainSettings, hidden_weight, learning_rate
 from dspark.train.state import check_same_run, read_state, write_state
 
 MOST_SKIPS = 8  # steps in a row without finite gradients before a run is given up
+_FC = "fc.weight"
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 
 
@@ -47,7 +49,11 @@ class StepReport:
 
 
 class Trainer:
-    """Owns the weights of one run. The step counter, weights and optimiser state are all that changes."""
+    """Owns the weights of one run. The step counter, weights and optimiser state are all that changes.
+
+    `tap_sizes` are the usual sizes of the tapped dimensions, which differ by factors of hundreds. `fc` is kept as the
+    weight of taps divided by them: one optimiser step then moves what `fc` makes of each by about as much.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Trainer:
         store: FeatureStore,
         processes: Processes | None = None,
         probs_bytes: float = 0.0,
+        tap_sizes: Float[Tensor, " L*D"] | None = None,
     ):
         device = target.decoder.device
         self.target, self.corpus, self.config, self.settings = target, corpus, config, settings
@@ -66,8 +73,10 @@ class Trainer:
         self.step = self.blocks = self.skipped = self._skips_in_a_row = 0
         self.seconds = 0.0  # of all processes of the run
         self.tensors = {name: t.detach().to(device).clone() for name, t in tensors.items()}
+        self._tap_sizes = torch.ones(1, device=device) if tap_sizes is None else tap_sizes.to(device)
+        self.tensors[_FC] *= self._tap_sizes
         self.weights = {name: t.requires_grad_() for name, t in self.tensors.items() if t.is_floating_point()}
-        frozen = build_drafter(config, self.tensors, target.decoder, PlainLinear, share_head=False)
+        frozen = build_drafter(config, self.plain_tensors(), target.decoder, PlainLinear, share_head=False)
         vocabulary = frozen.vocabulary
         draft_ids = torch.arange(config.vocab_size, device=device) if vocabulary is None else vocabulary.ids
         head_rows = target.decoder.head_weight.to(device)[draft_ids].float()
@@ -114,7 +123,7 @@ class Trainer:
         settings, device = self.settings, self.target.decoder.device
         temperature = self.corpus.temperatures[chunk.sequence]  # blocks as they would be drafted in such a text
         refine = refinement(settings.refine_prob, settings.seed, step, number, temperature, device)
-        drafter = with_weights(self._frozen, self.tensors, self._positions, self._make)
+        drafter = with_weights(self._frozen, self.plain_tensors(), self._positions, self._make)
         features = self.store[chunk.sequence]
         return chunk_sums(drafter, features, slots, self.probs(chunk.sequence, features, slots.rows), refine)
 
@@ -212,6 +221,7 @@ class Trainer:
             "skipped": self.skipped,
             "seconds": self.seconds,
             "tensors": {name: t.detach().cpu() for name, t in self.tensors.items()},
+            "tap_sizes": self._tap_sizes.cpu(),
             "optimizer": self._optimizer.state_dict(),
         }
         write_state(folder, state)
@@ -237,14 +247,19 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in state["tensors"].items():
                 self.tensors[name].copy_(tensor)
+        self._tap_sizes = state.get("tap_sizes", torch.ones(1)).to(self._tap_sizes.device)  # older runs had none
         self._optimizer.load_state_dict(state["optimizer"])
         self.step, self.blocks, self.skipped = state["step"], state["blocks"], state["skipped"]
         self.seconds = state["seconds"]
         return True
 
+    def plain_tensors(self) -> dict[str, Tensor]:
+        """The weights as a backbone takes them, differentiable: `fc` of taps as they are."""
+        return self.tensors | {_FC: self.tensors[_FC] / self._tap_sizes}
+
     def half_tensors(self) -> dict[str, Tensor]:
         """The weights as they are stored and served."""
-        return {n: t.detach().half() if t.is_floating_point() else t for n, t in self.tensors.items()}
+        return {n: t.detach().half() if t.is_floating_point() else t for n, t in self.plain_tensors().items()}
 
     def served(self, dtype: str) -> Drafter:
         """The drafter as an engine would load it, linears packed for `dtype` (a resolved name)."""
