@@ -8,7 +8,6 @@ from dspark.drafter import random_tensors
 from dspark.drafter.backbone import Backbone
 from dspark.target.layers import rms_norm
 from dspark.target.linear import PlainLinear
-from dspark.train import TrainSettings
 from dspark.train.copying import LOOK_BACK, Evidence, copying_tensors, has_room
 from tests.drafter.toys import make_config
 
@@ -94,9 +93,3 @@ def test_only_attention_fc_and_norm_are_new_and_of_the_same_shapes(config, embed
 
 def test_small_drafters_have_no_room(config):
     assert has_room(config) and not has_room(make_config())
-
-
-def test_a_save_from_before_copying_heads_had_none():
-    stored = TrainSettings(steps=1).to_dict()
-    del stored["copy_heads"]
-    assert TrainSettings.completed(stored)["copy_heads"] is False

@@ -186,19 +186,6 @@ def test_a_log_that_cannot_grow_is_one_sentence(target, corpus, tmp_path):
     assert_one_sentence(error.value, ["train.csv", "--resume"])
 
 
-def test_a_save_older_than_a_setting_goes_on(target, corpus, tmp_path):
-    first = toy_trainer(target, corpus)
-    identity = first.identity()
-    for name in ("refine_prob", "warm_start"):
-        del identity["settings"][name]
-    first.identity = lambda: identity
-    first.save(tmp_path)
-    assert toy_trainer(target, corpus).resume(tmp_path)
-    with pytest.raises(TrainError) as error:
-        toy_trainer(target, corpus, refine_prob=0.5).resume(tmp_path)
-    assert_one_sentence(error.value, ["refine_prob", "0.5"])
-
-
 def test_one_bad_gradient_is_skipped(target, corpus):
     trainer = toy_trainer(target, corpus, steps=4)
     gradients = trainer.gradients

@@ -71,13 +71,6 @@ class TrainSettings:
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainSettings":
         return cls(**{**values, "taps": tuple(values["taps"])})
 
-    @classmethod
-    def completed(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """`stored` with what it does not name as it was then: a save may be older than a setting."""
-        # As runs were before these had names.
-        before = cls(steps=1, distance_heads=False, copy_heads=False, hidden_weight=0.0)
-        return before.to_dict() | dict(stored)
-
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
     """Of optimiser step `step` (from 0): a linear rise, then half a cosine down to 0 at the end."""

@@ -16,7 +16,7 @@ import torch
 from dspark.artifacts.files import replacing
 from dspark.errors import TrainError
 
-FORMAT = 1
+FORMAT = 2
 STATE_FILE = "state.pt"
 TRAIN_LOG, VALIDATION_LOG = "train.csv", "validation.csv"
 

@@ -28,6 +28,8 @@ from dspark.train.state import check_same_run, read_state, write_state
 
 MOST_SKIPS = 8  # steps in a row without finite gradients before a run is given up
 _FC = "fc.weight"
+_WRITING = ("o_proj.weight", "down_proj.weight")
+_SAMPLED_IDS = 4096  # whose embeddings say how large what these write is
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 
 
@@ -95,7 +97,8 @@ class Trainer:
         if not self.plan.num_anchors:
             raise TrainError("No response has two tokens or more, so there is nothing to learn; give longer responses.")
         self._positions = max(map(corpus.length, range(len(corpus)))) + config.block_size
-        self._optimizer = _optimizer(self.weights, settings)
+        embedded = target.decoder.embed(corpus.ids[:_SAMPLED_IDS].to(device)).float()
+        self._optimizer = _optimizer(self.weights, settings, min(1.0, float(embedded.square().mean().sqrt())))
 
     def gradients(self, step: int) -> tuple[dict[str, float], int]:
         """Fill the weights' gradients for the batch of `step`, piece by piece; its mean losses and number of blocks.
@@ -165,7 +168,7 @@ class Trainer:
         finite = math.isfinite(norm)
         if finite:
             for group in self._optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["scale"]
             self._optimizer.step()
         self._count_skip(not finite, norm)
         self.step += 1
@@ -240,14 +243,13 @@ class Trainer:
         state = read_state(folder)
         if state is None:
             return False
-        state["settings"] = TrainSettings.completed(state["settings"])
         check_same_run(folder, state, self.identity())
         if "d2t" in self.tensors and not torch.equal(self.tensors["d2t"].cpu(), state["tensors"]["d2t"]):
             raise TrainError(f"The run in {folder} has another draft vocabulary; resume with the --init-from it had.")
         with torch.no_grad():
             for name, tensor in state["tensors"].items():
                 self.tensors[name].copy_(tensor)
-        self._tap_sizes = state.get("tap_sizes", torch.ones(1)).to(self._tap_sizes.device)  # older runs had none
+        self._tap_sizes = state["tap_sizes"].to(self._tap_sizes.device)
         self._optimizer.load_state_dict(state["optimizer"])
         self.step, self.blocks, self.skipped = state["step"], state["blocks"], state["skipped"]
         self.seconds = state["seconds"]
@@ -267,12 +269,21 @@ class Trainer:
         return build_drafter(self.config, self.half_tensors(), self.target.decoder, make)
 
 
-def _optimizer(weights: dict[str, Tensor], settings: TrainSettings) -> torch.optim.Optimizer:
+def _optimizer(weights: dict[str, Tensor], settings: TrainSettings, written: float) -> torch.optim.Optimizer:
+    """AdamW. What layers write stands beside embeddings, whose usual size is `written`: so much smaller are the
+    natural weights that write it, and their steps."""
+
     # Markov rows are embeddings, most without a gradient in a step: decay would only wear them off.
-    decays = [t for name, t in weights.items() if t.dim() == 2 and "markov_head.markov" not in name]
-    others = [t for name, t in weights.items() if t.dim() != 2 or "markov_head.markov" in name]
+    def group(chosen: Callable[[str, Tensor], bool], weight_decay: float, scale: float = 1.0) -> dict[str, Any]:
+        params = [t for name, t in weights.items() if chosen(name, t)]
+        return {"params": params, "weight_decay": weight_decay, "scale": scale}
+
+    def decays(name: str, t: Tensor) -> bool:
+        return t.dim() == 2 and "markov_head.markov" not in name
+
     groups = [
-        {"params": decays, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        group(lambda name, t: decays(name, t) and not name.endswith(_WRITING), settings.weight_decay),
+        group(lambda name, t: decays(name, t) and name.endswith(_WRITING), settings.weight_decay, written),
+        group(lambda name, t: not decays(name, t), 0.0),
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=_BETAS, eps=_EPS, fused=True)
