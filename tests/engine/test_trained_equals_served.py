@@ -23,7 +23,7 @@ from tests.train.toys import BLOCK, CPU, make_corpus, toy_trainer, write_target
 
 TEXTS, TOKENS = 6, 40
 PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-STEPS = 100
+STEPS = 145
 PROMPT = 20  # tokens, and a few more
 # Passes of 512 take all prompts at once; 8 cuts each, and 40 those of a batch, with room for every row's draft.
 COLD = [(1, 8, False), (1, 512, False), (8, 40, False), (8, 512, False)]

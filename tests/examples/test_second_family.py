@@ -36,8 +36,8 @@ def test_from_a_target_to_a_calibrated_drafter(command, made):
     respond = ["--temperatures", "0,1", "--max-tokens", "48", "--batch", "16", "--kv-gb", "0.05"]
     command("data", "respond", "--", "--prompts", str(prompts), "--out", str(data), *respond)
     sizes = ["--block", "4", "--rank", "16", "--batch-blocks", "32", "--held-out", "0.25", "--cache-gb", "0.1"]
-    training = ["--data", str(data), "--steps", "150", "--lr", "4e-3", *sizes]
-    assert "150 from step 0" in command("estimate", "--", *training).err
+    training = ["--data", str(data), "--steps", "400", "--lr", "4e-3", *sizes]
+    assert "400 from step 0" in command("estimate", "--", *training).err
     trained = command("train", "--", *training, "--out", str(drafter), "--validate-blocks", "60").err
     assert "T=0" in trained and "T=1" in trained
     calibrate = ["--data", str(data), "--held-out", "1", "--blocks", "40", "--max-tokens", "40", "--temperatures", "0"]

@@ -29,6 +29,7 @@ from dspark.train.state import check_same_run, read_state, write_state
 MOST_SKIPS = 8  # steps in a row without finite gradients before a run is given up
 _FC = "fc.weight"
 _WRITING = ("o_proj.weight", "down_proj.weight")
+_LEAST_WRITTEN = 0.1  # smaller steps than that have not been tried
 _SAMPLED_IDS = 4096  # whose embeddings say how large what these write is
 _BETAS, _EPS = (0.9, 0.95), 1e-8
 
@@ -98,7 +99,8 @@ class Trainer:
             raise TrainError("No response has two tokens or more, so there is nothing to learn; give longer responses.")
         self._positions = max(map(corpus.length, range(len(corpus)))) + config.block_size
         embedded = target.decoder.embed(corpus.ids[:_SAMPLED_IDS].to(device)).float()
-        self._optimizer = _optimizer(self.weights, settings, min(1.0, float(embedded.square().mean().sqrt())))
+        written = float(embedded.square().mean().sqrt())
+        self._optimizer = _optimizer(self.weights, settings, min(max(written, _LEAST_WRITTEN), 1.0))
 
     def gradients(self, step: int) -> tuple[dict[str, float], int]:
         """Fill the weights' gradients for the batch of `step`, piece by piece; its mean losses and number of blocks.
