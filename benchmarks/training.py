@@ -32,14 +32,15 @@ from dspark.train import (
     sampled_anchors,
 )
 
-COMMON: dict[str, Any] = {"block_size": 4, "chunk_blocks": 32, "lr": 2e-3, "decay": 2.0, "layers": 2, "bf16": True}
+COMMON: dict[str, Any] = {"block_size": 4, "chunk_blocks": 32, "lr": 1.2e-3, "decay": 2.0, "layers": 2, "bf16": True}
 CHOICES = (
     "base",
+    "no copying heads:copy_heads=False",
     "no sequential head:head='none'",
     "warm start:warm_start=True",
     "16k draft vocabulary:draft_vocab=16384",
     "base, second seed:seed=1",
-    "no sequential head, second seed:head='none',seed=1",
+    "warm start, second seed:warm_start=True,seed=1",
 )
 _TIMED = 6  # steps that tell what one costs; the first is not counted
 _LAST = 0.1  # share of the steps whose agreement is averaged
