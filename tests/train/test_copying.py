@@ -8,8 +8,10 @@ from dspark.drafter import random_tensors
 from dspark.drafter.backbone import Backbone
 from dspark.target.layers import rms_norm
 from dspark.target.linear import PlainLinear
-from dspark.train.copying import LOOK_BACK, Evidence, copying_tensors, has_room
+from dspark.train import FeatureStore
+from dspark.train.copying import LOOK_BACK, Evidence, copying_tensors, has_room, read_evidence
 from tests.drafter.toys import make_config
+from tests.train.toys import make_corpus
 
 WIDTH, VOCAB, MASK = 576, 400, 399
 LENGTH, PERIOD = 120, 24  # a text that goes round
@@ -93,3 +95,18 @@ def test_only_attention_fc_and_norm_are_new_and_of_the_same_shapes(config, embed
 
 def test_small_drafters_have_no_room(config):
     assert has_room(config) and not has_room(make_config())
+
+
+def test_evidence_is_what_stands_where(target):
+    """Also in texts whose prompts are short; those too short to look back in are left out."""
+    texts = [list(range(40 + i, 60 + i)) for i in range(4)]
+    corpus = make_corpus(texts, [1, 3, 8, 12])
+    store = FeatureStore(target.decoder, (0, 1), corpus, 1e9)
+    found = read_evidence(store, corpus, torch.ones(store[1].taps.shape[1]))
+    assert all(ids.tolist() == [ids[0], ids[0] - 1, ids[0] - 2] for ids in found.ids)
+    features = {int(text[j]): store[i].taps[j] for i, text in enumerate(texts) if i for j in range(3, 19)}
+    last = {int(ids[0]): taps for ids, taps in zip(found.ids, found.taps, strict=True)}
+    assert torch.equal(last[61], features[61].float())
+    assert found.ids[found.rows, 0].tolist() == [t for i in (1, 2, 3) for t in texts[i][corpus.prompt_lens[i] : -1]]
+    short = make_corpus(texts, [1, 2, 1, 2])
+    assert read_evidence(store, short, torch.ones(1)) is None

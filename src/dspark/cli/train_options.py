@@ -37,7 +37,8 @@ Decay = Annotated[float, typer.Option(help="Slot k weighs exp(-(k-1)/decay).")]
 Bigrams = Annotated[bool, typer.Option(help="Start the Markov head from counted bigrams.")]
 DistanceHeads = Annotated[bool, typer.Option(help="Start most heads looking at the last few positions.")]
 CopyHeads = Annotated[
-    bool, typer.Option(help="Start some heads finding what followed here before, where there is room for them.")
+    bool,
+    typer.Option(help="Start some heads finding what followed here before, if there is room; needs --distance-heads."),
 ]
 Bf16 = Annotated[
     bool, typer.Option("--bf16", help="Multiply in bfloat16: faster on GPUs and on CPUs with AVX512-BF16 or AMX.")

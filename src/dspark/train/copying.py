@@ -25,9 +25,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from dspark.data import Corpus
 from dspark.drafter import DrafterConfig
 from dspark.target.layers import rms_norm
-from dspark.train.distance import constant_pair, steady_direction, usual_distances
+from dspark.train.distance import constant_pair, ridge, steady_direction, usual_distances
+from dspark.train.features import FeatureStore
 from dspark.train.start import FIRST_NORM
 
 LOOK_BACK = 3  # tokens whose codes are looked for in a position's features: there, one before, two before
@@ -41,6 +43,7 @@ _FC_SIZE, _MATCH_SIZE = 10.0, 20.0  # how slowly these change
 _CARRIED, _SAID = 2.0, 1.0  # sizes of what heads write, in embeddings
 _LOUD = 2.0  # times the usual first size of the final norm, since there is something to say
 _RIDGE = 0.03
+_EVIDENCE_TEXTS = 64
 _COMMON = (0.01, 0.7)  # share of the embedding's directions, by variance, that codes avoid and draw from
 
 
@@ -58,6 +61,24 @@ class Evidence:
     ids: Int[Tensor, "N look_back"]
     hidden: Float[Tensor, "M D"]
     rows: Int[Tensor, " M"]
+
+
+def read_evidence(store: FeatureStore, corpus: Corpus, sizes: Float[Tensor, " L*D"]) -> Evidence | None:
+    """From texts spread over the corpus, without the first positions, where models keep a few huge numbers; None where
+    all prompts are shorter than what is looked for, or no response says anything."""
+    taps, ids, hidden, rows, count = [], [], [], [], 0
+    usable = [i for i, length in enumerate(corpus.prompt_lens) if length >= LOOK_BACK]
+    for index in usable[:: -(-len(usable) // _EVIDENCE_TEXTS) or 1]:
+        features, text = store[index], corpus.sequence(index).cpu()
+        last, first = len(text) - 1, min(LOOK_BACK + 1, corpus.prompt_lens[index])
+        taps.append(features.taps[first:].float().cpu() / sizes)
+        ids.append(torch.stack([text[first - back : last - back] for back in range(LOOK_BACK)], dim=1))
+        hidden.append(features.hidden.float().cpu())
+        rows.append(torch.arange(corpus.prompt_lens[index], last) - first + count)
+        count += last - first
+    if not sum(map(len, rows)):
+        return None
+    return Evidence(torch.cat(taps), torch.cat(ids), torch.cat(hidden), torch.cat(rows))
 
 
 def has_room(config: DrafterConfig) -> bool:
@@ -145,19 +166,19 @@ class _Context:
         taps, width = evidence.taps, config.hidden_size
         own = [normed[evidence.ids[:, back]] @ codes.own.T for back in range(LOOK_BACK)]
         mean = evidence.hidden.mean(0)
-        told = ridge(taps[evidence.rows], evidence.hidden - mean)
+        told = ridge(taps[evidence.rows], evidence.hidden - mean, _RIDGE)
         largest = largest_directions(taps @ told, min(_PREDICTION, width // 3))
-        parts = [ridge(taps, code[:, :_KEY_CODE]) for code in own]
-        parts += [ridge(taps, normed[evidence.ids[:, 0]] @ codes.said.T), told @ largest]
+        parts = [ridge(taps, code[:, :_KEY_CODE], _RIDGE) for code in own]
+        parts += [ridge(taps, normed[evidence.ids[:, 0]] @ codes.said.T, _RIDGE), told @ largest]
         rest = width - _CODE - sum(part.shape[1] for part in parts)
         parts.append(torch.randn(taps.shape[1], rest, generator=generator))
         aside = torch.linalg.qr(torch.cat((codes.own.T, torch.randn(width, width - _CODE, generator=generator)), 1))[0]
         places = torch.split(aside[:, _CODE:].T, [part.shape[1] for part in parts])
         usual = float(own[0].square().mean().sqrt())
-        fc = usual * _of_size_one(ridge(taps, own[0]), taps) @ codes.own
+        fc = usual * _of_size_one(ridge(taps, own[0], _RIDGE), taps) @ codes.own
         fc = fc + torch.cat([_of_size_one(part, taps) for part in parts], 1) @ torch.cat(places)
         samples = rms_norm(taps @ fc, torch.ones(width), config.rms_eps)
-        read = ridge(samples[evidence.rows], evidence.hidden - mean)
+        read = ridge(samples[evidence.rows], evidence.hidden - mean, _RIDGE)
         told_here = samples @ read
         main = torch.split(largest_directions(told_here, _SLICES * config.head_dim), config.head_dim, dim=1)
         scale = float(told_here.square().mean().sqrt())
@@ -256,14 +277,6 @@ def _second_layer(
     for head, pairs in enumerate(saying, start=_SLICES):
         layer.match([head], pairs, generator)
         layer.carry(head, context.said, _SAID * size * codes.said.T / loudness[:, None])
-
-
-def ridge(inputs: Float[Tensor, "N n"], wanted: Float[Tensor, "N m"]) -> Float[Tensor, "n m"]:
-    """Weights w with `inputs @ w` near `wanted`, in float64."""
-    x, y = inputs.double(), wanted.double()
-    covariance = x.T @ x / len(x)
-    covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
-    return torch.linalg.solve(covariance, x.T @ y / len(x)).float()
 
 
 def largest_directions(values: Float[Tensor, "N D"], count: int) -> Float[Tensor, "D count"]:

@@ -27,12 +27,17 @@ _RIDGE = 1e-3
 _SURE = 0.99  # share of inputs that must be on the direction's positive side
 
 
+def ridge(inputs: Float[Tensor, "N n"], wanted: Float[Tensor, "N m"], share: float) -> Float[Tensor, "n m"]:
+    """Weights w with `inputs @ w` near `wanted`, in float64; `share` of the inputs' mean square is added."""
+    x, y = inputs.double(), wanted.double()
+    covariance = x.T @ x / len(x)
+    covariance.diagonal().add_(share * covariance.diagonal().mean())
+    return torch.linalg.solve(covariance, x.T @ y / len(x)).float()
+
+
 def steady_direction(inputs: Float[Tensor, "N D"]) -> Float[Tensor, " D"] | None:
     """A direction with product near 1 with every input (ridge regression on the constant 1); None if there is none."""
-    x = inputs.double()
-    covariance = x.T @ x / x.shape[0]
-    ridge = _RIDGE * covariance.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    direction = torch.linalg.solve(covariance + ridge, x.mean(dim=0)).float()
+    direction = ridge(inputs, inputs.new_ones(inputs.shape[0], 1), _RIDGE)[:, 0]
     return direction if float((inputs @ direction > 0).float().mean()) >= _SURE else None
 
 

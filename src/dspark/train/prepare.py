@@ -12,7 +12,7 @@ from dspark.drafter import DrafterConfig, check_identity, check_tensors, read_te
 from dspark.errors import TrainError
 from dspark.target import Target
 from dspark.target.layers import rms_norm
-from dspark.train.copying import LOOK_BACK, Evidence, copying_tensors, has_room
+from dspark.train.copying import copying_tensors, has_room, read_evidence
 from dspark.train.distance import distance_heads
 from dspark.train.features import CacheLimits, FeatureStore, feature_bytes
 from dspark.train.processes import Processes
@@ -22,7 +22,6 @@ from dspark.train.trainer import Trainer
 from dspark.train.warm import measured_taps, tap_sizes, warm_tensors
 
 logger = logging.getLogger("dspark")
-_EVIDENCE_TEXTS = 64  # whose features say how copying heads begin
 _COPIED = ("embed_tokens.weight", "lm_head.weight")  # the target's own, which some folders bring along
 
 
@@ -55,28 +54,29 @@ def new_trainer(
     disk = cache.open_disk(target, taps, processes.count if processes else 1)
     store = FeatureStore(target.decoder, taps, corpus, cache.memory_bytes, disk)
     sizes = tap_sizes(measured_taps(target, corpus, taps))
-    if init_from is None and not settings.warm_start and settings.copy_heads and has_room(config):
-        embedding = target.decoder.embed(torch.arange(config.vocab_size, device=target.decoder.device)).float().cpu()
-        final_norm = target.decoder.final_norm.float().cpu()
-        found = copying_tensors(config, tensors, _evidence(store, corpus, sizes), embedding, final_norm, settings.seed)
-        if found:
-            tensors |= found | {"fc.weight": found["fc.weight"] / sizes}
+    fresh = init_from is None and not settings.warm_start
+    if fresh and settings.copy_heads and settings.distance_heads and has_room(config):
+        tensors |= _copying(target, corpus, config, tensors, store, sizes, settings.seed)
     left_over = cache.memory_bytes - feature_bytes(target.decoder, taps, corpus) if cache.probs else 0.0
     return Trainer(target, corpus, config, tensors, settings, store, processes, left_over, sizes)
 
 
-def _evidence(store: FeatureStore, corpus: Corpus, sizes: Tensor) -> Evidence:
-    """From texts spread over the corpus, without the first positions, where models keep a few huge numbers."""
-    taps, ids, hidden, rows, count = [], [], [], [], 0
-    for index in range(0, len(corpus), -(-len(corpus) // _EVIDENCE_TEXTS)):
-        features, text = store[index], corpus.sequence(index).cpu()
-        last, first = len(text) - 1, min(LOOK_BACK + 1, corpus.prompt_lens[index])
-        taps.append(features.taps[first:].float().cpu() / sizes)
-        ids.append(torch.stack([text[first - back : last - back] for back in range(LOOK_BACK)], dim=1))
-        hidden.append(features.hidden.float().cpu())
-        rows.append(torch.arange(corpus.prompt_lens[index], last) - first + count)
-        count += last - first
-    return Evidence(torch.cat(taps), torch.cat(ids), torch.cat(hidden), torch.cat(rows))
+def _copying(
+    target: Target,
+    corpus: Corpus,
+    config: DrafterConfig,
+    tensors: dict[str, Tensor],
+    store: FeatureStore,
+    sizes: Tensor,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Weights of heads that copy, for taps as they are; none where the data has nothing to measure them on."""
+    decoder, evidence = target.decoder, read_evidence(store, corpus, sizes)
+    if evidence is None:
+        return {}
+    embedding = decoder.embed(torch.arange(config.vocab_size, device=decoder.device)).float().cpu()
+    found = copying_tensors(config, tensors, evidence, embedding, decoder.final_norm.float().cpu(), seed)
+    return found | {"fc.weight": found["fc.weight"] / sizes} if found else {}
 
 
 def sizes_of(folder: Path) -> dict[str, Any]:
