@@ -38,6 +38,7 @@ from dspark.measure.paired import Cell, ratio  # noqa: E402
 FIXED = ("fixed:1", "fixed:2", "fixed:4", "fixed:8")
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 THRESHOLDS = tuple(i / 10 for i in range(10))
+SHARED = "speed"  # sections that need the same pieces share them
 LOSS = 0.02  # below plain decoding, that is allowed beside the control's spread
 
 
@@ -45,7 +46,7 @@ def section_policies(bench: Bench) -> None:
     """`auto` against the best fixed length, which is chosen on the other rounds."""
     modes = ["plain", *FIXED, "auto", "plain again"]
     for batch in [b for b in bench.args.batches if b <= 8]:
-        cells = bench.run(Setting("policies", bench.args.drafter, batch), modes, bench.args.kinds)
+        cells = bench.run(Setting(SHARED, bench.args.drafter, batch), modes, bench.args.kinds)
         print(f"### Policies, batch {batch}, T=0, drafter {bench.args.drafter}\n")
         if not cells:
             print("No whole round yet.\n")
@@ -81,7 +82,7 @@ def section_never_below(bench: Bench) -> None:
     for drafter in dict.fromkeys((bench.args.drafter, "random")):
         for batch in bench.args.batches:
             for temperature in bench.args.temperatures:
-                setting = Setting("never-below", drafter, batch, temperature)
+                setting = Setting(SHARED, drafter, batch, temperature)
                 cells = bench.run(setting, ["plain", "auto", "plain again"], bench.args.kinds)
                 for kind in bench.args.kinds if cells else ():
                     control = spread(cells, kind)
@@ -99,7 +100,7 @@ def section_verify_length(bench: Bench) -> None:
     """How many draft tokens `auto` has the target check, as more requests share a pass."""
     rows, lengths = [], {}
     for batch in CONCURRENCY:
-        setting = Setting("verify-length", bench.args.drafter, batch)
+        setting = Setting(SHARED, bench.args.drafter, batch)
         if not bench.run(setting, ["auto"], bench.args.kinds):
             continue
         counts = [bench.counts(setting, kind, "auto") for kind in bench.args.kinds]
