@@ -1,5 +1,6 @@
 """The order of a run, its journal and its sizes, with systems that answer at once."""
 
+from dataclasses import fields, replace
 from itertools import islice
 
 import pytest
@@ -7,8 +8,8 @@ import pytest
 from dspark.data.journal import Journal
 from dspark.measure.bench.machine import MemoryPeak
 from dspark.measure.bench.proof import compare
-from dspark.measure.bench.records import CONTROL, PLAIN, Cell, Group, RequestRecord, Settings
-from dspark.measure.bench.runner import Done, Runner, closed_groups, open_groups, requests_per_s, turns
+from dspark.measure.bench.records import CONTROL, PLAIN, Cell, Group, RequestRecord, Settings, StepCounts
+from dspark.measure.bench.runner import Done, Runner, closed_groups, joined, open_groups, requests_per_s, turns
 from tests.measure.bench.systems import Counting, asks
 
 CODE, CHAT = Group("code", 0.0, 2), Group("chat", 0.0, 2)
@@ -38,7 +39,7 @@ def start(tmp_path):
     """A runner on a journal in the test's folder."""
 
     def call(systems, settings=SETTINGS):
-        journal = Journal(tmp_path / "cells.jsonl", settings.to_dict())
+        journal = Journal(tmp_path / "parts.jsonl", settings.to_dict())
         return Runner(systems, Prompts(), settings, journal, NoMemory())
 
     return call
@@ -79,9 +80,60 @@ def test_a_stopped_run_goes_on_where_it_was(start):
     second = start(fresh)
     begun = []
     cells = list(second.run(plan, begun.append))
-    assert cells[:5] == before and len(cells) == 12 and len(begun) == 7
+    assert cells[:5] == before and len(cells) == 12 and len(begun) == 6
     assert len({(c.mode, c.group, c.round) for c in cells}) == 12
     assert {len(cell.requests) for cell in cells} == {4}
+
+
+ALONE = replace(SETTINGS, kinds=("code",), concurrencies=(1,))
+
+
+def test_modes_take_turns_on_short_parts_of_a_cell(start):
+    runner = start(systems(), ALONE)
+    begun = []
+    cells = list(runner.run(turns(closed_groups(ALONE), dict.fromkeys(ALONE.modes), 2), begun.append))
+    modes = [turn.mode for turn in begun if turn.round == 0]
+    assert modes == [PLAIN, CONTROL, "m", CONTROL, "m", PLAIN, "m", PLAIN, CONTROL], "7 tokens at 3 a request"
+    assert [(cell.mode, len(cell.requests), cell.tokens) for cell in cells[:3]] == [(m, 3, 9) for m in ALONE.modes]
+    assert len({request.prompt for request in cells[0].requests}) == 3
+    assert len(begun) == 18
+
+
+def test_a_run_stopped_within_a_cell_loses_only_the_part_that_ran(start):
+    class Stops(Counting):
+        def start(self, ask):
+            if ask.prompt == 1:
+                raise KeyboardInterrupt
+            return super().start(ask)
+
+    plan = turns(closed_groups(ALONE), dict.fromkeys(ALONE.modes), 1)
+    first = start(systems(m=Stops()), ALONE)
+    with pytest.raises(KeyboardInterrupt):
+        list(first.run(plan))
+    assert [cell.tokens for cell in first.cells] == [3, 3, 3], "what all modes have done"
+    first._journal.__exit__()
+    begun = []
+    cells = list(start(systems(), ALONE).run(plan, begun.append))
+    assert [turn.mode for turn in begun] == ["m", PLAIN, "m", PLAIN, CONTROL]
+    assert [cell.tokens for cell in cells] == [9, 9, 9]
+
+
+def test_parts_add_up_to_a_cell():
+    few = dict.fromkeys([f.name for f in fields(StepCounts)], 2)
+    lists = {"slot_drafted": (1, 1), "slot_verified": (1,), "slot_reached": (), "slot_accepted": (1,), "histogram": ()}
+    stated = dict.fromkeys(("stated_count", "stated_sum", "stated_kept"), ())
+    one = StepCounts(**{**few, **lists, **stated, "sources": {"lookup": 3}})
+    other = replace(one, steps=5, slot_verified=(1, 4, 1), stated_count=(1, 0), sources={"table": 1, "lookup": 1})
+    both = one + other
+    assert both.steps == 7 and both.draft_ms == 4 and both.slot_verified == (2, 4, 1) and both.slot_drafted == (2, 2)
+    assert both.stated_count == (1, 0) and both.sources == {"lookup": 4, "table": 1}
+    cells = [
+        Cell("m", CODE, 0, s, (RequestRecord(0, 1, n, 0.5, None, (), "stop", ""),), one)
+        for s, n in ((1.0, 2), (2.0, 7))
+    ]
+    whole = joined([Done(cell, ((1,),)) for cell in cells])
+    assert whole.cell.seconds == 3 and whole.cell.tokens == 9 and whole.cell.counts == one + one
+    assert whole.token_ids == ((1,), (1,))
 
 
 def test_answers_are_compared_request_by_request(start):

@@ -105,13 +105,16 @@ def test_an_engine_that_says_something_else_is_found_out(request_of, monkeypatch
 
 
 def test_ctrl_c_keeps_what_is_done_and_resume_goes_on(request_of):
-    result = run_bench(request_of(), Silent(stop_after=2))
-    assert not result.complete and [cell.mode for cell in result.cells] == [PLAIN, CONTROL]
-    assert len(result.rows) == 2 and len(result.proofs) == 1
+    one = {"concurrencies": (1,)}
+    result = run_bench(request_of(**one), Silent(stop_after=5))
+    assert not result.complete and [cell.mode for cell in result.cells] == [PLAIN, CONTROL, "lookup/fixed:4"]
+    assert {len(cell.requests) for cell in result.cells} == {1}, "the second part was not whole"
+    assert len(result.rows) == 3 and len(result.proofs) == 2
     watcher = Silent()
-    whole = run_bench(request_of(resume=True), watcher)
-    assert whole.complete and whole.cells[:2] == result.cells and len(whole.cells) == 3
-    assert [turn.mode for turn in watcher.begun] == ["lookup/fixed:4"]
+    whole = run_bench(request_of(resume=True, **one), watcher)
+    assert whole.complete and len(whole.cells) == 3 and {len(cell.requests) for cell in whole.cells} == {3}
+    assert [cell.requests[:1] for cell in whole.cells] == [cell.requests for cell in result.cells]
+    assert [turn.mode for turn in watcher.begun] == [PLAIN, "lookup/fixed:4", PLAIN, CONTROL]
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(request_of):

@@ -7,6 +7,7 @@ does not apply to a mode (step counts of another engine, say) is None, never 0.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -148,7 +149,7 @@ class RequestRecord(Record):
     gaps_ms: tuple[float, ...]  # between one arrival of tokens and the next; one arrival may bring several tokens
     finish_reason: str  # "stop" | "length" | "unknown"
     work: str  # short hash of the output ids
-    arrival_s: float = 0.0  # since the cell began
+    arrival_s: float = 0.0  # since the cell, or its part, began
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +186,23 @@ class StepCounts(Record):
     stated_sum: tuple[float, ...] = ()  # of the stated survivals in each bin
     stated_kept: tuple[int, ...] = ()  # how many of them survived
 
+    def __add__(self, other: "StepCounts") -> "StepCounts":
+        """Of both together."""
+        return StepCounts(**{f.name: _sum(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of numbers; of lists place by place, the shorter one filled up with 0; of mappings key by key."""
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    if isinstance(one, dict):
+        return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+    return one + other
+
 
 @dataclass(frozen=True, slots=True)
 class Cell(Record):
-    """One mode on one group in one round. `seconds`: from the first arrival to the last token."""
+    """One mode on one group in one round. `seconds`: from the first arrival to the last token, over all parts."""
 
     mode: str
     group: Group

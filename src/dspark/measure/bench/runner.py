@@ -1,8 +1,10 @@
-"""Runs every mode on every group, in turns, and keeps each finished cell in a journal."""
+"""Runs every mode on every group, in turns, and keeps each finished part of a cell in a journal."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import reduce
+from itertools import chain, count, groupby, islice
+from operator import add
 from typing import Any
 
 from dspark.data.journal import Journal
@@ -16,7 +18,8 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A finished cell and its answers' ids, in the order of its requests (None where only text is known)."""
+    """A finished cell, or part of one, and its answers' ids in the order of its requests (None where only text is
+    known)."""
 
     cell: Cell
     token_ids: tuple[tuple[int, ...] | None, ...]
@@ -89,9 +92,9 @@ def turns(groups: Sequence[Group], modes: Mapping[str, int | None], rounds: int)
 
 
 class Runner:
-    """Runs turns in order. Finished ones come from the journal, the others from their systems.
+    """Runs turns in order. Finished parts of cells come from the journal, the others from their systems.
 
-    `cells` grows as cells finish, so that it is what a run had when Ctrl-C ended it.
+    `done` grows as cells finish, so that it is what a run had when Ctrl-C ended it.
     """
 
     def __init__(
@@ -105,8 +108,12 @@ class Runner:
         self._systems, self._workload, self._settings = systems, workload, settings
         self._journal, self._memory = journal, memory
         self._warm: set[tuple[str, int]] = set()
-        stored = map(Done.from_dict, journal.entries.values())
-        self._stored = {(d.cell.mode, d.cell.group, d.cell.round): d for d in stored}
+        self._parts: dict[Group, int] = {}  # that bring the wanted tokens, as plain's first round had it
+        self._open: dict[Group, int] = {}  # requests of an open loop, as plain's first round had it
+        self._stored: dict[tuple[str, Group, int, int], Done] = {}
+        for values in journal.entries.values():
+            done = Done.from_dict(values)
+            self._stored[done.cell.mode, done.cell.group, done.cell.round, values["part"]] = done
         self.done: list[Done] = []
 
     @property
@@ -114,26 +121,52 @@ class Runner:
         return [done.cell for done in self.done]
 
     def run(self, plan: Sequence[Turn], before: Callable[[Turn], None] = lambda turn: None) -> Iterator[Cell]:
-        """Yields every cell as it is done; `before` is told which one comes next."""
-        for turn in plan:
-            done = self._stored.get((turn.mode, turn.group, turn.round))
-            if done is None:
-                before(turn)
-                done = self._cell(turn)
-                self._journal.add(len(self._journal.entries), done.to_dict())
-            self.done.append(done)
-            yield done.cell
+        """Yields the cells of a group and round once they are done; `before` is told which mode runs next."""
+        for _, block in groupby(plan, key=lambda turn: (turn.round, turn.group)):
+            yield from self._block(list(block), before)
 
-    def _cell(self, turn: Turn) -> Done:
-        system, group = self._systems[turn.mode], turn.group
-        self._warm_up(turn.mode, group)
-        size = next((len(c.requests) for c in self.cells if c.group == group and c.mode == PLAIN), None)
+    def _block(self, turns: Sequence[Turn], before: Callable[[Turn], None]) -> Iterator[Cell]:
+        """All modes in turns on one short part of the work after the other, so that slow drifts of the machine hit
+        them alike."""
+        group = turns[0].group
+        parts: dict[str, list[Done]] = {turn.mode: [] for turn in turns}
+        try:
+            for part in count():
+                first = part % len(turns)
+                for turn in (*turns[first:], *turns[:first]):
+                    parts[turn.mode].append(self._part(turn, part, before))
+                arrived = sum(done.cell.tokens for done in parts[PLAIN])
+                if group not in self._parts and (group.rate is not None or arrived >= self._settings.min_tokens):
+                    self._parts[group] = part + 1
+                if self._parts.get(group) == part + 1:
+                    break
+        except KeyboardInterrupt:  # what all that have begun have done is a cell too
+            begun = [several for several in parts.values() if several]
+            self.done += [joined(several[: min(map(len, begun))]) for several in begun]
+            raise
+        for turn in turns:
+            self.done.append(joined(parts[turn.mode]))
+            yield self.done[-1].cell
+
+    def _part(self, turn: Turn, part: int, before: Callable[[Turn], None]) -> Done:
+        done = self._stored.get((turn.mode, turn.group, turn.round, part))
+        if done is None:
+            before(turn)
+            done = self._run_part(turn, part)
+            self._journal.add(len(self._journal.entries), {**done.to_dict(), "part": part})
+        if turn.mode == PLAIN and turn.group.rate is not None:
+            self._open[turn.group] = len(done.cell.requests)
+        return done
+
+    def _run_part(self, turn: Turn, part: int) -> Done:
+        system = self._systems[turn.mode]
+        self._warm_up(turn.mode, turn.group)
         system.counts()  # those of the warm-up
         self._memory.reset()
-        answers, seconds = self._drive(system, group, size)
+        answers, seconds = self._drive(system, turn.group, part)
         cell = Cell(
             mode=turn.mode,
-            group=group,
+            group=turn.group,
             round=turn.round,
             seconds=seconds,
             requests=tuple(answer.record for answer in answers),
@@ -142,16 +175,16 @@ class Runner:
         )
         return Done(cell, tuple(answer.token_ids for answer in answers))
 
-    def _drive(self, system: System, group: Group, size: int | None) -> tuple[list[Answer], float]:
-        """`size` requests; where plain has not said how many, as many as bring the wanted tokens."""
-        asks = islice(self._workload.asks(group), size)
-        arrivals = None if group.rate is None else poisson(group.rate, self._settings.seed)
-        if size is not None:
-            return drive(system, asks, group.concurrency, arrivals)
-        # Two waves at least: the last requests of a cell run with fewer beside them.
-        waves = 1 if group.concurrency == 1 else 2
-        enough = until(self._settings.min_tokens, waves * group.concurrency)
-        return drive(system, asks, group.concurrency, arrivals, enough)
+    def _drive(self, system: System, group: Group, part: int) -> tuple[list[Answer], float]:
+        """One request, or two waves of them where several run together, since the last ones run with fewer beside
+        them. Arrivals are not cut into parts; there as many as bring plain the wanted tokens."""
+        asks, size = self._workload.asks(group), group.concurrency * (1 if group.concurrency == 1 else 2)
+        if group.rate is None:
+            return drive(system, islice(asks, part * size, (part + 1) * size), group.concurrency)
+        arrivals, known = poisson(group.rate, self._settings.seed), self._open.get(group)
+        if known is not None:
+            return drive(system, islice(asks, known), group.concurrency, arrivals)
+        return drive(system, asks, group.concurrency, arrivals, until(self._settings.min_tokens, size))
 
     def _warm_up(self, mode: str, group: Group) -> None:
         """A few tokens of as many requests as will run together, once."""
@@ -159,6 +192,19 @@ class Runner:
             asks = [_short(ask) for ask in islice(self._workload.asks(group), group.concurrency)]
             drive(self._systems[mode], asks, group.concurrency)
             self._warm.add((mode, group.concurrency))
+
+
+def joined(parts: Sequence[Done]) -> Done:
+    """One cell out of its parts, as if they had run one right after the other."""
+    cells = [part.cell for part in parts]
+    counts = [cell.counts for cell in cells if cell.counts is not None]
+    cell = replace(
+        cells[-1],
+        seconds=sum(cell.seconds for cell in cells),
+        requests=tuple(chain.from_iterable(cell.requests for cell in cells)),
+        counts=reduce(add, counts) if counts else None,
+    )
+    return Done(cell, tuple(chain.from_iterable(part.token_ids for part in parts)))
 
 
 def _short(ask: Ask) -> Ask:

@@ -33,7 +33,7 @@ from dspark.target import Target, load_target
 
 logger = logging.getLogger("dspark")
 
-JOURNAL_FILE = "cells.jsonl"
+JOURNAL_FILE = "parts.jsonl"
 _ROOM = 8  # tokens of context beyond the longest prompt and answer
 
 
