@@ -8,6 +8,7 @@ import torch
 
 from dspark.config import SamplingParams
 from dspark.errors import SettingsError
+from dspark.measure.bench import baselines
 from dspark.measure.bench.baselines import LOOKUP_TOKENS, Place, open_baseline
 from dspark.measure.bench.drive import Ask, drive
 from dspark.measure.bench.modes import parse_mode
@@ -83,6 +84,14 @@ def test_llama_cpp_drafts_with_its_own_lookup(llama_cpp, place, tmp_path):
     (tmp_path / "toy.gguf").write_bytes(b"")
     open_baseline(parse_mode(f"llama.cpp-lookup:{tmp_path / 'toy.gguf'}"), place)
     assert llama_cpp.made["draft_model"] == ("lookup", LOOKUP_TOKENS)
+
+
+def test_a_llama_cpp_that_crashes_does_not_take_the_run_with_it(llama_cpp, place, tmp_path, monkeypatch):
+    (tmp_path / "toy.gguf").touch()
+    monkeypatch.setattr(baselines, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    with pytest.raises(SettingsError) as error:
+        open_baseline(parse_mode(f"llama.cpp:{tmp_path / 'toy.gguf'}"), place)
+    assert_one_sentence(error.value, ["toy.gguf", "signal 11", "leave it out"])
 
 
 def test_llama_cpp_needs_a_gguf_file(llama_cpp, place):

@@ -1,6 +1,8 @@
 """Other engines in this process, as systems under measurement: transformers, llama.cpp, vLLM."""
 
 import importlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -121,14 +123,22 @@ def _transformers_pieces(model: Any, target: Target, ask: Ask, extra: dict[str, 
 # llama.cpp ----------------------------------------------------------------------------------------------------------
 
 
+_TRIAL = """
+import sys, llama_cpp
+llama = llama_cpp.Llama(model_path=sys.argv[1], n_ctx=64, verbose=False)
+print([token for _, token in zip(range(2), llama.generate([1, 2, 3]))])
+"""
+
+
 def open_llama_cpp(mode: Mode, place: Place) -> Serial:
     """llama-cpp-python on the GGUF file the target came from, or another one.
 
     Raises:
-        SettingsError: the target is no GGUF file and the mode names none.
+        SettingsError: the target is no GGUF file and the mode names none, or it crashes here.
     """
     llama_cpp = importlib.import_module("llama_cpp")
     path = _gguf_file(mode, place.target.name)
+    _check_survives(path)
     draft = None
     if mode.engine == "llama.cpp-lookup":
         lookup = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
@@ -144,6 +154,16 @@ def open_llama_cpp(mode: Mode, place: Place) -> Serial:
     )
     eos = set(place.target.spec.eos_ids)
     return Serial(lambda ask: _llama_pieces(llama, ask, eos), f"weights as in {path.name}")
+
+
+def _check_survives(path: Path) -> None:
+    """A crash of its native code would take the whole run with it, so a child process goes first."""
+    trial = subprocess.run([sys.executable, "-c", _TRIAL, str(path)], capture_output=True, check=False)
+    if trial.returncode < 0:
+        raise SettingsError(
+            f"llama.cpp crashes here on {path.name} (signal {-trial.returncode}); on a CPU with AMX build it without "
+            "(docs/bench.md says how), or leave it out."
+        )
 
 
 def _llama_pieces(llama: Any, ask: Ask, eos: set[int]) -> Pieces:
