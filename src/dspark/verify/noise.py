@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
+from dspark.verify.largest import largest_ids
+
 # The streams of one request. Independent of each other: equal step and slot give unrelated numbers.
 COUPLED, DRAFT, ACCEPT, RECOVER = range(4)
 
@@ -75,15 +77,19 @@ def draw(probs: Float[Tensor, " V"], noise: Noise) -> int:
 
     A token of probability 1 is taken without noise, so greedy rows cost next to nothing.
     """
-    if probs.max() >= 1:
-        return int(probs.argmax())
+    likeliest = int(largest_ids(probs[None])[0])
+    if probs[likeliest] >= 1:
+        return likeliest
     vocab = probs.shape[0]
     # Gathering a small support is cheap; of a large one it costs more than noise for all, where log 0 keeps p = 0 out.
     if 4 * int(probs.count_nonzero()) < vocab:
         support = probs.nonzero().squeeze(1)
-        return int(support[(probs[support].double().log() + noise(support)).argmax()])
-    token_ids = torch.arange(vocab, device=probs.device)
-    return int((probs.double().log() + noise(token_ids)).argmax())
+        return int(support[_winner(probs[support], noise(support))])
+    return _winner(probs, noise(torch.arange(vocab, device=probs.device)))
+
+
+def _winner(probs: Float[Tensor, " S"], noise: Float64[Tensor, " S"]) -> int:
+    return int(largest_ids((probs.double().log() + noise)[None])[0])
 
 
 def _slot_state(key: int, stream: int, step: int, slot: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dspark.config import SamplingParams, SlotRule
 from dspark.errors import RequestError
+from dspark.verify.largest import largest_ids
 
 _INF = float("inf")
 _NUCLEUS_WIDTH = 4096  # most nuclei are smaller, and ranking so few costs a fifth of sorting a vocabulary of 49152
@@ -143,7 +144,7 @@ def _index(token_ids: Collection[int], row: Float[Tensor, " V"]) -> Int[Tensor, 
 
 
 def _one_hot(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
-    return torch.zeros_like(logits).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
+    return torch.zeros_like(logits).scatter_(1, largest_ids(logits)[:, None], 1.0)
 
 
 def _sampling_probs(logits: Float[Tensor, "N V"], params: Sequence[SamplingParams]) -> Float[Tensor, "N V"]:
