@@ -78,6 +78,15 @@ def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
     assert lost < 0.02 * 40 * 200
 
 
+def test_requests_that_come_and_go_in_a_crowd_do_not_end_its_pause():
+    guard, lost = Guard(), 0.0
+    run(guard, 400, 20.0, lambda i: 0, rows=16)
+    for _ in range(500):  # one of 16 ends every fourth step
+        lost -= run(guard, 4, 20.0, lambda i: 0, rows=16)[1]
+        guard.release()
+    assert lost < 0.03 * 2000
+
+
 def test_loads_are_judged_apart():
     """What does not pay in a crowd may pay for one."""
     guard = Guard()

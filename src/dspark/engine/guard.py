@@ -3,6 +3,7 @@
 Everything here looks at older steps, measured times included; which is past information under any rule.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from dspark.config import StepRecord
@@ -16,7 +17,7 @@ MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much 
 # Gain that drafting has to show; after a pause few steps decide, so that less would be chance.
 MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
-CUT = 4  # a pause is that much shorter after the end of a request: the next one's text may be of another kind
+CUT = 4  # a pause is that much shorter after the end of all its requests: the next ones' text may be of another kind
 PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what plain decoding costs
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
 MOST_OFTEN = 4  # times as often until there are twice as many
@@ -148,9 +149,10 @@ class Guard:
         return not self._rests
 
     def release(self) -> None:
-        """A request has ended."""
-        for load in self._loads.values():
-            load.left //= CUT
+        """A request has ended: of several that ran together, it takes only its share of a pause with it."""
+        for size, load in self._loads.items():
+            rows = 1 << size - 1
+            load.left -= math.ceil(load.left * (1 - 1 / CUT) / rows)
 
     def ratio(self, rows: int) -> float | None:
         """Time of a drafting step over that of a plain one; None until both are known."""
