@@ -75,13 +75,17 @@ def test_first_weights_draft_what_followed_before(config, embedding, evidence):
     for name in usual:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             usual[name] = torch.zeros_like(usual[name])
-    found = copying_tensors(config, usual, evidence, embedding, torch.ones(WIDTH), seed=6)
     anchors = torch.arange(2 * PERIOD, 4 * PERIOD)
-    right = drafts(config, usual | found, embedding, anchors)
-    assert right[0] > 0.5 and right[1] > 0.05  # chance is 0.0025; processors differ by some percent
+    several = [
+        usual | copying_tensors(config, usual, evidence, embedding, torch.ones(WIDTH), seed=seed)
+        for seed in range(6, 10)
+    ]
+    # Over several draws of the codes: a text of 24 tokens has 24 different anchors.
+    right = torch.tensor([drafts(config, weights, embedding, anchors) for weights in several]).mean(0)
+    assert right[0] > 0.7 and right[1] > 0.08  # chance is 0.0025
     assert max(drafts(config, usual, embedding, anchors)[:2]) < 0.02
     first_time = torch.arange(LOOK_BACK, PERIOD - config.block_size)
-    assert drafts(config, usual | found, embedding, first_time)[0] < 0.2  # nothing to be found yet
+    assert drafts(config, several[0], embedding, first_time)[0] < 0.2  # nothing to be found yet
 
 
 def test_only_attention_fc_and_norm_are_new_and_of_the_same_shapes(config, embedding, evidence):

@@ -151,8 +151,8 @@ class Guard:
     def release(self) -> None:
         """A request has ended: of several that ran together, it takes only its share of a pause with it."""
         for size, load in self._loads.items():
-            rows = 1 << size - 1
-            load.left -= math.ceil(load.left * (1 - 1 / CUT) / rows)
+            fewest = max(1, (1 << size) // 2)  # rows of this load
+            load.left -= math.ceil(load.left * (1 - 1 / CUT) / fewest)
 
     def ratio(self, rows: int) -> float | None:
         """Time of a drafting step over that of a plain one; None until both are known."""

@@ -137,7 +137,8 @@ class _Codes:
         basis = directions[:, int(width * (1 - _COMMON[1])) : width - int(width * _COMMON[0])]
         avoid = torch.linalg.qr(torch.stack((normed.mean(0), normed[mask_token_id]), dim=1))[0]
         sizes = [_CODE, _KEY_CODE, _KEY_CODE, _CODE]
-        drawn = basis @ torch.randn(basis.shape[1], sum(sizes), generator=generator)
+        # Projected, not combined: the signs of eigenvectors are the processor's choice.
+        drawn = basis @ (basis.T @ torch.randn(width, sum(sizes), generator=generator))
         directions = torch.linalg.qr(drawn - avoid @ (avoid.T @ drawn))[0].T
         own, one, two, said = torch.split(directions, sizes)
         return cls(own, (one, two), said)

@@ -128,11 +128,12 @@ def test_parts_add_up_to_a_cell():
     assert both.steps == 7 and both.draft_ms == 4 and both.slot_verified == (2, 4, 1) and both.slot_drafted == (2, 2)
     assert both.stated_count == (1, 0) and both.sources == {"lookup": 4, "table": 1}
     cells = [
-        Cell("m", CODE, 0, s, (RequestRecord(0, 1, n, 0.5, None, (), "stop", ""),), one)
-        for s, n in ((1.0, 2), (2.0, 7))
+        Cell("m", CODE, 0, s, (RequestRecord(0, 1, n, 0.5, None, (), "stop", ""),), one, peak)
+        for s, n, peak in ((1.0, 2, 9), (2.0, 7, 5))
     ]
     whole = joined([Done(cell, ((1,),)) for cell in cells])
     assert whole.cell.seconds == 3 and whole.cell.tokens == 9 and whole.cell.counts == one + one
+    assert whole.cell.peak_memory_bytes == 9
     assert whole.token_ids == ((1,), (1,))
 
 

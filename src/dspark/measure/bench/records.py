@@ -210,7 +210,7 @@ class Cell(Record):
     seconds: float
     requests: tuple[RequestRecord, ...]
     counts: StepCounts | None = None  # None for other engines
-    peak_memory_bytes: int | None = None  # of the process, so far
+    peak_memory_bytes: int | None = None  # of the process while it ran, where the system tells
 
     @property
     def tokens(self) -> int:

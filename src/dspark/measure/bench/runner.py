@@ -79,7 +79,7 @@ def turns(groups: Sequence[Group], modes: Mapping[str, int | None], rounds: int)
     """Round by round all groups, in each the modes in turn; the order rotates so that no mode always goes first.
 
     `modes`: name to the most requests it takes together; a mode is left out of groups that want more at once.
-    Plain goes first in the first round, where it decides how many requests a group has.
+    Plain goes first in the first round, where it decides how many arrivals an open loop has.
     """
     found: list[Turn] = []
     for number in range(rounds):
@@ -203,6 +203,7 @@ def joined(parts: Sequence[Done]) -> Done:
         seconds=sum(cell.seconds for cell in cells),
         requests=tuple(chain.from_iterable(cell.requests for cell in cells)),
         counts=reduce(add, counts) if counts else None,
+        peak_memory_bytes=max(cell.peak_memory_bytes or 0 for cell in cells) or None,
     )
     return Done(cell, tuple(chain.from_iterable(part.token_ids for part in parts)))
 
