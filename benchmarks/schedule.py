@@ -18,6 +18,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
 import torch  # noqa: E402
 from schedule_runs import (  # noqa: E402
+    RANDOM,
     Bench,
     Setting,
     ratios,
@@ -44,7 +45,7 @@ LOSS = 0.02  # below plain decoding, that is allowed beside the control's spread
 
 def section_policies(bench: Bench) -> None:
     """`auto` against the best fixed length, which is chosen on the other rounds."""
-    modes = ["plain", *FIXED, "auto", "plain again"]
+    modes = ["plain", *FIXED, "auto", "auto" + RANDOM, "plain again"]  # never-below shares them
     for batch in [b for b in bench.args.batches if b <= 8]:
         cells = bench.run(Setting(SHARED, bench.args.drafter, batch), modes, bench.args.kinds)
         print(f"### Policies, batch {batch}, T=0, drafter {bench.args.drafter}\n")
@@ -78,16 +79,17 @@ def against_best(cells: list[Cell], kind: str) -> tuple[list[float], list[str]]:
 
 def section_never_below(bench: Bench) -> None:
     """`auto` against plain decoding, also with a drafter that knows nothing."""
+    drafters = {"auto": bench.args.drafter, "auto" + RANDOM: "random"}
     rows = []
-    for drafter in dict.fromkeys((bench.args.drafter, "random")):
-        for batch in bench.args.batches:
-            for temperature in bench.args.temperatures:
-                setting = Setting(SHARED, drafter, batch, temperature)
-                cells = bench.run(setting, ["plain", "auto", "plain again"], bench.args.kinds)
+    for batch in bench.args.batches:
+        for temperature in bench.args.temperatures:
+            setting = Setting(SHARED, bench.args.drafter, batch, temperature)
+            cells = bench.run(setting, ["plain", *drafters, "plain again"], bench.args.kinds)
+            for mode, drafter in drafters.items():
                 for kind in bench.args.kinds if cells else ():
                     control = spread(cells, kind)
-                    against = ratios(cells, "auto", "plain", kind)
-                    same = "yes" if ratio(cells, "auto", "plain", kind).same_work else "no"
+                    against = ratios(cells, mode, "plain", kind)
+                    same = "yes" if ratio(cells, mode, "plain", kind).same_work else "no"
                     holds = statistics.median(against) >= 1 - max(LOSS, control)
                     rows.append([drafter, str(batch), f"{temperature:g}", kind, shown(against), f"{control:.1%}",
                                  same, verdict(holds, control)])  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dspark.config import RowRecord, StepRecord, StepTimes
 from dspark.errors import ProfileError
 from dspark.schedule.profile import NOTHING, Curve, Profile, ProfileDrift
-from dspark.schedule.profile_fit import attention_curve, curve, fit_profile, residual, rising
+from dspark.schedule.profile_fit import attention_curve, curve, fit_profile, residual, rising, steady_medians
 from tests.sentences import assert_one_sentence
 
 ROWS, TOKENS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 8, 16, 64)
@@ -206,3 +206,23 @@ def test_refresh_when_proportions_change_not_when_all_is_slower(plain, drafted_,
     pairs = [(plain, False), (drafted_, True)]
     assert drifted(*pairs * 60).needs_refresh is refresh
     assert not drifted(*pairs * 20).needs_refresh
+
+
+def test_a_wandering_machine_does_not_bend_costs():
+    """The machine gets slower by a half and faster again, and every eighth run is disturbed on top."""
+    costs = {n: 10.0 + n for n in range(1, 17)}
+    costs[32] = 100.0
+    samples = []
+    for _ in range(12):
+        for place, (point, ms) in enumerate(costs.items()):
+            moment = len(samples)
+            speed = 1.25 + 0.25 * math.sin(moment / 40) + 0.002 * place
+            samples.append((point, ms * speed * (1.6 if moment % 8 == 3 else 1.0)))
+    found = steady_medians(samples)
+    scale = found[1] / costs[1]
+    assert all(found[n] / scale == pytest.approx(ms, rel=0.03) for n, ms in costs.items())
+
+
+def test_one_sample_a_point_is_taken_as_it_is():
+    assert steady_medians([(1, 5.0), (2, 9.0)]) == {1: 5.0, 2: 9.0}
+    assert steady_medians([]) == {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from dspark.drafter.config import DrafterConfig
 from dspark.target.decoder import PassRow
 from dspark.target.kv import KvPool
-from dspark.target.layers import NEG_INF, attend, rms_norm, rope_tables, rotate
+from dspark.target.layers import NEG_INF, attend, by_kv_head, by_position, rms_norm, rope_tables, rotate
 from dspark.target.linear import Linear, LinearFactory
 
 # (layer, queries, keys, values of the block [N, heads, head_dim]) -> attention output [N, heads * head_dim]
@@ -102,11 +102,12 @@ class Backbone:
 
         def attention(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             pool.write(index, slots, keys, values)
+            grouped = by_kv_head(queries, self._config.num_kv_heads)
             outputs = [
                 attend(own, *pool.read(index, row.start, row.kv_len + block), None, self._scale)
-                for own, row in zip(queries.view(batch, block, *queries.shape[1:]), rows, strict=True)
+                for own, row in zip(grouped.chunk(batch, dim=1), rows, strict=True)
             ]
-            return outputs[0] if batch == 1 else torch.cat(outputs)
+            return by_position(outputs[0] if batch == 1 else torch.cat(outputs, dim=1), len(queries))
 
         return self._run(embedded.flatten(0, 1), positions, attention).view_as(embedded)
 
@@ -128,7 +129,8 @@ class Backbone:
             context_keys, context_values = self._keys_values(self._layers[index], context, cos, sin)
             all_keys = torch.cat((context_keys, keys)).transpose(0, 1)
             all_values = torch.cat((context_values, values)).transpose(0, 1)
-            return attend(queries, all_keys, all_values, mask, self._scale)
+            grouped = by_kv_head(queries, self._config.num_kv_heads)
+            return by_position(attend(grouped, all_keys, all_values, mask, self._scale), len(queries))
 
         positions = (anchors[:, None] + torch.arange(block, device=anchors.device)).flatten()
         return self._run(embedded.reshape(count * block, -1), positions, attention).view_as(embedded)

@@ -1,8 +1,8 @@
 """The automatic profile: what passes, drafts and the work around them cost here, measured once and kept.
 
 A job runs one pass or one step and says how long it took. All jobs take turns, round after round, so that a slow moment
-of the machine hits all of them alike; a cost is the median of its rounds. Rare jobs are the long ones, whose relative
-noise is small.
+of the machine hits all of them alike and can be taken out. Small passes, between which plans choose most often, are in
+every round; the longer a job, the rarer it is.
 """
 
 import datetime
@@ -10,11 +10,9 @@ import hashlib
 import logging
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +26,7 @@ from dspark.engine.proposer import Proposer, StatelessProposer, point_masses
 from dspark.errors import CacheError, ProfileError
 from dspark.schedule.policy import MAX_DRAFT
 from dspark.schedule.profile import Profile
-from dspark.schedule.profile_fit import DraftPoint, HostPoint, PassPoint, fit_profile, residual
+from dspark.schedule.profile_fit import DraftPoint, HostPoint, PassPoint, fit_profile, residual, steady_medians
 from dspark.target import PassRow, Target
 from dspark.target.kv import KEY_BLOCK, round_up
 from dspark.target.linear import resolve_dtype
@@ -41,8 +39,10 @@ ATTENTION_TOKENS = (1, 2, 4, 8, 16)  # of one request, at the far context
 BASE_CONTEXT, FAR_CONTEXT = 64, 2048
 HELD_OUT = ((8, 2, 512), (16, 4, 512), (24, 4, 64), (12, 1, 1024))  # points the fit does not see
 GUESSES = 4  # tokens a draft has where no model drafts
-BUDGET_S = 14.0
-MOST_ROUNDS = 9
+BUDGET_S = 20.0
+MOST_ROUNDS = 36
+EVERY = ((16, 1), (32, 2), (128, 4))  # a pass of so many tokens takes part in every so many rounds
+RARE = 8
 UNSURE = 0.15  # median error on held-out points above which a profile says little
 _PROMPT_TOKENS = 3  # of requests that decode a single step
 _SLOTS = 2304  # of the pool that passes are timed on: one request at the far context, or 32 at the base
@@ -233,19 +233,19 @@ def measure(
 
 
 def take_turns(jobs: Sequence[Job], budget_s: float) -> dict[Point, float]:
-    """Rounds over all jobs until the time is up, every job at least once; the median of every point."""
-    samples: dict[Point, list[float]] = defaultdict(list)
-    done: set[int] = set()
+    """Rounds over all jobs until the time is up, every job at least once; the steady median of every point.
+
+    The first run of each is cold, and counts only where there is no other.
+    """
     began = time.perf_counter()
+    cold = {point: ms for job in jobs for point, ms in job.run().items()}
+    samples: list[tuple[Point, float]] = []
     for number in range(MOST_ROUNDS):
         for index, job in enumerate(jobs):
-            # Rare jobs begin in the second round: the first one is cold.
-            due = job.every == 1 or number % job.every == 1
-            if due and (index not in done or time.perf_counter() - began < budget_s):
-                done.add(index)
-                for point, ms in job.run().items():
-                    samples[point].append(ms)
-    return {point: median(times) for point, times in samples.items()}
+            # Rarer jobs are spread over the rounds.
+            if number % job.every == index % job.every and time.perf_counter() - began < budget_s:
+                samples += job.run().items()
+    return cold | steady_medians(samples)
 
 
 def pass_jobs(target: Target, taps: Sequence[int]) -> Iterator[Job]:
@@ -258,7 +258,8 @@ def pass_jobs(target: Target, taps: Sequence[int]) -> Iterator[Job]:
     points += [(tokens, 1, far) for tokens in ATTENTION_TOKENS if far > base]
     points += [(tokens, rows, context) for tokens, rows, context in HELD_OUT if context + tokens <= longest]
     for point in points:
-        every = 4 if point[0] > 128 else 2 if point[0] > 32 or point in HELD_OUT else 1
+        every = next((rounds for tokens, rounds in EVERY if point[0] <= tokens), RARE)
+        every = every if point[2] == base and point not in HELD_OUT else max(every, 4)
         yield Job(lambda point=point: {("pass", point): passes.run(*point)}, every)  # type: ignore[misc]
 
 
@@ -314,7 +315,8 @@ def step_jobs(
     ]
     points += [(rows, 1, False) for rows in ROWS if drafter]
     for point in dict.fromkeys(points):
-        yield Job(lambda point=point: steps.run(*point), every=2)  # type: ignore[misc]
+        every = 3 if point[0] <= 8 else 6  # rows
+        yield Job(lambda point=point: steps.run(*point), every)  # type: ignore[misc]
 
 
 class _Guesses(StatelessProposer):

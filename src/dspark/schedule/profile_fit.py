@@ -1,13 +1,48 @@
 """From measured costs to a `Profile`: which differences say what, and how noise is kept from bending them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median
+from typing import TypeVar
 
 from dspark.schedule.profile import NOTHING, Curve, Profile
 
 PassPoint = tuple[int, int, int]  # tokens, rows, context
 DraftPoint = tuple[int, int, bool]  # rows, slots, sampled at a temperature above 0
 HostPoint = tuple[int, int, bool]  # rows, drafted tokens per row, sampled at a temperature above 0
+
+_P = TypeVar("_P", bound=Hashable)
+
+MOMENT = 12  # samples before and after one that were taken while the machine was about as fast
+SHORT = 0.1  # of the median cost: times below say little about how fast the machine was
+
+
+def steady_medians(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
+    """The median time of every point, with the machine's faster and slower moments taken out.
+
+    Plans live on differences between costs that are a few percent apart, while a shared machine's speed wanders by
+    ten. A sample is therefore divided by how samples around it compare with the medians of their own points.
+
+    Args:
+        samples: (point, ms) in the order in which they were taken, points taking turns.
+    """
+    times = [ms for _, ms in samples]
+    for _ in range(2):
+        usual = _medians([(point, ms) for (point, _), ms in zip(samples, times, strict=True)])
+        least = SHORT * median(usual.values()) if usual else 0.0
+        speeds = [ms / usual[point] if usual[point] > least else None for point, ms in samples]
+        times = []
+        for i, (_, ms) in enumerate(samples):
+            near = [speed for speed in speeds[max(0, i - MOMENT) : i + MOMENT + 1] if speed]
+            times.append(ms / median(near) if near else ms)
+    return _medians([(point, ms) for (point, _), ms in zip(samples, times, strict=True)])
+
+
+def _medians(samples: Iterable[tuple[_P, float]]) -> dict[_P, float]:
+    found: dict[_P, list[float]] = defaultdict(list)
+    for point, ms in samples:
+        found[point].append(ms)
+    return {point: median(times) for point, times in found.items()}
 
 
 def rising(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dspark.errors import ModelError
 from dspark.target.invariance import attention_multiple, linear_sizes
 from dspark.target.kv import KEY_BLOCK, KvPool, round_up
-from dspark.target.layers import attend, query_mask, rms_norm, rope_tables, rotate
+from dspark.target.layers import attend, by_kv_head, by_position, query_mask, rms_norm, rope_tables, rotate
 from dspark.target.linear import Linear, LinearFactory, activation_dtype, linear_factory
 from dspark.target.spec import ModelSpec
 
@@ -155,14 +155,16 @@ class Decoder:
             rotated = rotate(qkv[:, : heads + kv_heads], cos, sin)
         total = slots.shape[0]
         pool.write(index, slots, rotated[:total, heads:], qkv[:total, heads + kv_heads :])
+        group = spec.group
+        queries = by_kv_head(rotated[:total, :heads], kv_heads)
         outputs = []
         for span in spans:
-            queries = rotated[span.first : span.first + span.count, :heads]
-            span_keys, span_values = pool.read(index, span.start, span.key_len)
-            outputs.append(attend(queries, span_keys, span_values, span.mask, self._scale))
+            own = queries.narrow(1, span.first * group, span.count * group)
+            outputs.append(attend(own, *pool.read(index, span.start, span.key_len), span.mask, self._scale))
+        attended = by_position(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), total)
         if x.shape[0] > total:
-            outputs.append(x.new_zeros(x.shape[0] - total, heads * spec.head_dim))
-        return layer.out(outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+            attended = F.pad(attended, (0, 0, 0, x.shape[0] - total))
+        return layer.out(attended)
 
     def _spans(self, rows: Sequence[PassRow]) -> list[_Span]:
         """Split the pass into spans; in exact mode also where a row crosses into the next key block."""

@@ -25,37 +25,44 @@ def rotate(
     return torch.addcmul(x * cos, swapped, sin)
 
 
+def by_kv_head(queries: Float[Tensor, "n heads head_dim"], kv_heads: int) -> Float[Tensor, "kv_heads n*group head_dim"]:
+    """Queries as `attend` takes them: for each key head, its group of query heads, position after position.
+
+    Done once for all requests of a pass, since consecutive positions stay together.
+    """
+    n, heads, head_dim = queries.shape
+    grouped = queries.view(n, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
+    return grouped.reshape(kv_heads, n * (heads // kv_heads), head_dim)
+
+
+def by_position(outputs: Float[Tensor, "kv_heads n*group head_dim"], n: int) -> Float[Tensor, "n heads*head_dim"]:
+    """What `attend` gives, back in the order of positions."""
+    kv_heads, rows, head_dim = outputs.shape
+    split = outputs.view(kv_heads, n, rows // n, head_dim).transpose(0, 1)
+    return split.reshape(n, kv_heads * (rows // n) * head_dim)
+
+
 def attend(
-    queries: Float[Tensor, "n heads head_dim"],
+    queries: Float[Tensor, "kv_heads rows head_dim"],
     keys: Float[Tensor, "kv_heads S head_dim"],
     values: Float[Tensor, "kv_heads S head_dim"],
     mask: Float[Tensor, "m S"] | None,
     scale: float,
-) -> Float[Tensor, "n heads*head_dim"]:
-    """Grouped-query attention of one request as two batched matrix products.
+) -> Float[Tensor, "kv_heads rows head_dim"]:
+    """Grouped-query attention of one request as two batched matrix products; queries as `by_kv_head` orders them.
 
-    `mask` (0 or -inf) has one row per query position and head of a group, in that order, plus padding rows that make
-    the products' kernels row-invariant (see `query_mask`); None means every key is seen.
+    `mask` (0 or -inf) has one row per row of queries, plus padding rows that make the products' kernels row-invariant
+    (see `query_mask`); None means every key is seen.
     """
-    n, heads, head_dim = queries.shape
-    kv_heads = keys.shape[0]
-    group = heads // kv_heads
-    rows = n * group
-    if n == 1:
-        q = queries.view(kv_heads, group, head_dim)
-    else:
-        q = queries.view(n, kv_heads, group, head_dim).transpose(0, 1).reshape(kv_heads, rows, head_dim)
+    rows = queries.shape[1]
     if mask is None:
-        scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale)
+        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
     else:
         if mask.shape[0] > rows:
-            q = F.pad(q, (0, 0, 0, mask.shape[0] - rows))
-        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
+            queries = F.pad(queries, (0, 0, 0, mask.shape[0] - rows))
+        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
     probs = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
-    out = torch.bmm(probs, values)[:, :rows]
-    if n == 1:
-        return out.reshape(1, heads * head_dim)
-    return out.view(kv_heads, n, group, head_dim).transpose(0, 1).reshape(n, heads * head_dim)
+    return torch.bmm(probs, values)[:, :rows]
 
 
 def query_mask(
