@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 
-from dspark.config import EngineConfig, StepRecord
-from dspark.engine import Engine
+from dspark.config import EngineConfig, SamplingParams, StepRecord
+from dspark.engine import Chunk, Engine, Output
 from dspark.engine.profiling import load_or_measure
 from dspark.engine.proposer import NoneProposer
 from dspark.engine.setup import build_proposer
 from dspark.measure import WORKLOADS
-from dspark.measure.answers import answers, seeded
+from dspark.measure.answers import seeded
 from dspark.measure.paired import Cell
 from dspark.schedule.profile import Profile
 from dspark.target import load_target
 
 CONTEXT = 512
+SLICE_S = 0.4  # modes take turns of this length within a piece
 VOID = 0.03  # a control that differs more makes a run void
 RANDOM = " (random drafter)"  # ends the name of a mode that has a drafter of random weights
 
@@ -58,6 +59,42 @@ class Tally:
             self.counts["row_steps"] += 1
             for name in ("drafted", "verified", "accepted", "committed"):
                 self.counts[name] += getattr(row, name)
+
+
+class Work:
+    """Requests that one engine answers, with pauses; only its own steps are timed."""
+
+    def __init__(self, engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]]):
+        self._engine, self._waiting = engine, list(requests)
+        self._running: set[int] = set()
+        self._outputs: list[Output] = []
+        self._tally, self._seconds = Tally(), 0.0
+        engine.listeners.append(self._tally)
+
+    @property
+    def ended(self) -> bool:
+        return not self._waiting and not self._running
+
+    def go_on(self, seconds: float) -> None:
+        """Make steps until the time is up or all is answered."""
+        began = time.perf_counter()
+        while not self.ended and time.perf_counter() - began < seconds:
+            while self._waiting and len(self._running) < self._engine.config.max_batch:
+                self._running.add(self._engine.add(*self._waiting.pop(0), on_chunk=self._collect))
+            self._engine.step()
+        self._seconds += time.perf_counter() - began
+
+    def result(self) -> dict[str, Any]:
+        self._engine.listeners.remove(self._tally)
+        outputs = sorted(self._outputs, key=lambda output: output.request_id)
+        work = hashlib.sha256(repr([output.token_ids for output in outputs]).encode()).hexdigest()[:12]
+        tokens = sum(len(output.token_ids) for output in outputs)
+        return {"seconds": self._seconds, "tokens": tokens, "work": work, "counts": self._tally.counts}
+
+    def _collect(self, chunk: Chunk) -> None:
+        if chunk.output:
+            self._outputs.append(chunk.output)
+            self._running.discard(chunk.output.request_id)
 
 
 class Bench:
@@ -126,15 +163,17 @@ class Bench:
         return [tokenizer.encode(text, add_special_tokens=False) for text in rendered]
 
     def run(self, setting: Setting, modes: Sequence[str], kinds: Sequence[str], proposer: str = "auto") -> list[Cell]:
-        """Cells of every mode on every kind in every round, of --tokens tokens or more. Modes take turns on short
-        pieces, so that slow drifts of the machine cancel. Without time left: the cells of rounds that are whole."""
+        """Cells of every mode on every kind in every round, of --tokens tokens or more. Modes take turns within each
+        piece, so that drifts of the machine cancel. Without time left: the cells of rounds that are whole."""
         engines: dict[str, Engine] = {}
 
         def engine_of(mode: str) -> Engine:
             if mode not in engines:
                 engines[mode] = self.engine(setting, mode, proposer)
                 self._time_left()
-                self._answer(engines[mode], setting, kinds[0], 99)  # does not count: estimates outlive requests
+                self._in_turns(
+                    {mode: engines[mode]}, setting, kinds[0], 99
+                )  # does not count: estimates outlive requests
             return engines[mode]
 
         cells: list[Cell] = []
@@ -154,12 +193,12 @@ class Bench:
         done: dict[str, list[dict[str, Any]]] = defaultdict(list)
         piece = 0
         while sum(values["tokens"] for values in done[modes[0]]) < self.args.tokens:
-            for offset in range(len(modes)):
-                mode = modes[(number + piece + offset) % len(modes)]
-                key = self.key(setting, kind, number, piece, mode)
-                if key not in self._pieces:
-                    self._time_left()
-                    self._keep(key, self._answer(engine_of(mode), setting, kind, piece))
+            keys = {mode: self.key(setting, kind, number, piece, mode) for mode in modes}
+            missing = {mode: engine_of(mode) for mode, key in keys.items() if key not in self._pieces}
+            self._time_left()
+            for mode, values in self._in_turns(missing, setting, kind, piece).items():
+                self._keep(keys[mode], values)
+            for mode, key in keys.items():
                 done[mode].append(self._pieces[key])
             piece += 1
         for mode in modes:
@@ -181,19 +220,22 @@ class Bench:
         what = {**asdict(setting), "kind": kind, "round": number, "piece": piece, "mode": mode}
         return json.dumps({**what, "threads": torch.get_num_threads(), "answer": self.args.answer}, sort_keys=True)
 
-    def _answer(self, engine: Engine, setting: Setting, kind: str, piece: int) -> dict[str, Any]:
-        """One piece of work: two requests, or twice a small batch, or one large batch."""
-        count = setting.batch * 2 if setting.batch <= 8 else setting.batch
-        requests = seeded(self.prompts(kind, piece * count, count), setting.temperature, self.args.answer, piece)
-        tally = Tally()
-        engine.listeners.append(tally)
-        began = time.perf_counter()
-        outputs = sorted(answers(engine, requests), key=lambda output: output.request_id)
-        seconds = time.perf_counter() - began
-        engine.listeners.remove(tally)
-        work = hashlib.sha256(repr([output.token_ids for output in outputs]).encode()).hexdigest()[:12]
-        tokens = sum(len(output.token_ids) for output in outputs)
-        return {"seconds": seconds, "tokens": tokens, "work": work, "counts": tally.counts}
+    def _in_turns(
+        self, engines: dict[str, Engine], setting: Setting, kind: str, piece: int
+    ) -> dict[str, dict[str, Any]]:
+        """One piece of work by every mode: two requests one by one, or one batch full.
+
+        They take turns of a few steps, so that a machine whose speed wanders within seconds is as fast for all of them.
+        """
+        count = max(2, setting.batch)
+        requests = list(seeded(self.prompts(kind, piece * count, count), setting.temperature, self.args.answer, piece))
+        works = {mode: Work(engine, requests) for mode, engine in engines.items()}
+        order = list(works)
+        while any(not work.ended for work in works.values()):
+            for mode in order:
+                works[mode].go_on(SLICE_S)
+            order.append(order.pop(0))
+        return {mode: work.result() for mode, work in works.items()}
 
     def _keep(self, key: str, values: dict[str, Any]) -> None:
         values = {"key": key, "what": json.loads(key), **values}
