@@ -43,6 +43,7 @@ def machine(draft=4.0, slot=0.2, token=1.0, row=0.5, attention=0.001, host=1.0, 
         draft_sampled_ms=0.5,
         host=Curve((1, 2), (host, host)),
         host_token_ms=0.0,
+        host_token_sampled_ms=0.0,
         host_sampled_ms=1.0,
     )
 

@@ -165,7 +165,8 @@ def _show(measured: Measured) -> None:
     out.print(table)
     out.print(
         f"Each further drafted token costs {costs.host_token_ms:.2f} ms of host time; a request with a temperature "
-        f"{costs.host_sampled_ms:.2f} ms, and {costs.draft_sampled_ms:.2f} ms a token in drafting."
+        f"{costs.host_sampled_ms:.2f} ms, {costs.host_token_sampled_ms:.2f} ms more a drafted token, and "
+        f"{costs.draft_sampled_ms:.2f} ms a token in drafting."
     )
     out.print(
         f"Measured {stored.measured} in {stored.seconds:.0f} s; {stored.residual:.0%} off (median) on points not used."

@@ -31,7 +31,7 @@ class CostDrift:
     @property
     def more(self) -> float:
         """What draft tokens cost over what was predicted; 1 while the difference is small."""
-        ratio = (self._added + DOUBT) / (self._predicted + DOUBT)
+        ratio = (max(self._added, 0.0) + DOUBT) / (self._predicted + DOUBT)
         return 1.0 if 1 / DEAD_ZONE < ratio < DEAD_ZONE else ratio
 
     @property
@@ -59,7 +59,8 @@ class CostDrift:
         if verified and self._since_plain <= SAME_MOMENT and self._plain_steps >= FEWEST:
             added, predicted = rest_ms / self._plain / plain_ms - 1, full_ms / plain_ms - 1
             keep = 1 - 1 / MEMORY
-            self._added = self._added * keep + min(max(added, 0.0), MOST * predicted)
+            # Bounded as far above as below: noise, which is often larger than what is looked for, shall cancel.
+            self._added = self._added * keep + min(max(added, (2 - MOST) * predicted), MOST * predicted)
             self._predicted = self._predicted * keep + predicted
         self.rest = _followed(self.rest, rest_ms / (plain_ms + self.more * (full_ms - plain_ms)))
         if drafting_ms > 0 and draft_ms > 0:

@@ -21,6 +21,9 @@ from numpy import ndarray as Array
 from dspark.schedule.costs import CostCurves
 from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, Offer, RowView, StepView
 
+# Gain over plain decoding that a plan for several requests has to promise before anything is drafted: about what
+# looking for their drafts costs itself, and what predictions miss by.
+LEAST_GAIN = 0.03
 _NEVER = 1e-9  # survival below which a token is not expected at all
 SMALL = 16  # candidates up to which plain lists are faster than arrays
 _TOGETHER = 32  # candidates that are looked at in one go
@@ -97,6 +100,7 @@ def _best_group(
     kept = np.full((groups, most + 1), float(rows))
     np.add(kept[:, 1:], np.cumsum(survival, axis=1), out=kept[:, 1:])
     kept[:, 1:][survival < 0] = -1.0
+    kept[0, 0] *= 1 + LEAST_GAIN  # the plan without any draft
     times = np.repeat(_step_ms(step, costs, most)[None], groups, axis=0)
     if order:
         reach = np.zeros((groups, rows), dtype=np.int64)

@@ -80,11 +80,12 @@ class Profile:
     draft_slot: Curve  # over requests: each further token
     draft_sampled_ms: float  # more per drafted token of a request with a temperature above 0
     host: Curve  # over requests: everything outside passes in a step without drafts, temperature 0
-    host_token_ms: float  # more per drafted token
+    host_token_ms: float  # more per drafted token, temperature 0
+    host_token_sampled_ms: float  # and more than that with a temperature above 0
     host_sampled_ms: float  # more per request with a temperature above 0
 
     def __post_init__(self) -> None:
-        for name in ("draft_sampled_ms", "host_token_ms", "host_sampled_ms"):
+        for name in ("draft_sampled_ms", "host_token_ms", "host_token_sampled_ms", "host_sampled_ms"):
             value = getattr(self, name)
             if not (_is_number(value) and value >= 0):
                 raise ProfileError(f"{name} of a profile is {value!r}; allowed is a time in ms of 0 or more.")
@@ -119,7 +120,9 @@ class Profile:
         """Everything outside model passes in a step that samples for `rows` requests and verifies `tokens` in all
         (None: no drafts)."""
         drafted = max(0, tokens - rows) if tokens is not None else 0
-        return self.host(rows) + drafted * self.host_token_ms + sampled_rows * self.host_sampled_ms
+        share = sampled_rows / rows if rows else 0.0  # drafts are taken to be spread evenly
+        drafting = drafted * (self.host_token_ms + share * self.host_token_sampled_ms)
+        return self.host(rows) + drafting + sampled_rows * self.host_sampled_ms
 
     def step_ms(self, rows: int, slots: int, context: int, sampled_rows: int = 0) -> float:
         """A whole step in which each of `rows` requests drafts and verifies `slots` tokens (0: plain decoding)."""

@@ -114,9 +114,12 @@ def fit_profile(
             if sampled
         ),
         host=curve({rows: ms for (rows, drafted, sampled), ms in hosts.items() if not drafted and not sampled}),
-        host_token_ms=_host_token_ms(hosts),
+        host_token_ms=_host_token_ms(hosts, sampled=False),
+        host_token_sampled_ms=max(0.0, _host_token_ms(hosts, sampled=True) - _host_token_ms(hosts, sampled=False)),
         host_sampled_ms=_typical(
-            (ms - hosts[rows, drafted, False]) / rows for (rows, drafted, sampled), ms in hosts.items() if sampled
+            (ms - hosts[rows, 0, False]) / rows
+            for (rows, drafted, sampled), ms in hosts.items()
+            if sampled and not drafted
         ),
     )
 
@@ -139,12 +142,12 @@ def _slot_curve(drafts: Mapping[DraftPoint, float], block: int) -> Curve:
     )
 
 
-def _host_token_ms(hosts: Mapping[HostPoint, float]) -> float:
+def _host_token_ms(hosts: Mapping[HostPoint, float], sampled: bool) -> float:
     """What a drafted token adds, from steps with and without drafts that are otherwise alike."""
     return _typical(
         (ms - hosts[rows, 0, sampled]) / (rows * drafted)
-        for (rows, drafted, sampled), ms in hosts.items()
-        if drafted and (rows, 0, sampled) in hosts
+        for (rows, drafted, drawn), ms in hosts.items()
+        if drafted and drawn == sampled and (rows, 0, sampled) in hosts
     )
 
 
