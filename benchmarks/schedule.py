@@ -230,7 +230,9 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--drafter", default="auto", help="auto, none, random, or a drafter folder")
     parser.add_argument("--tokens", type=int, default=1500, help="of a cell, at least")
-    parser.add_argument("--answer", type=int, default=128, help="most tokens of one answer")
+    parser.add_argument(
+        "--answer", type=int, default=96, help="tokens of an answer: half to one and a half times as many at most"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kinds", default=["code", "math", "chat"], type=_list_of(str))
     parser.add_argument("--batches", default=[1, 8, 32], type=_list_of(int))

@@ -26,7 +26,8 @@ from dspark.schedule.profile import Profile
 from dspark.target import load_target
 
 CONTEXT = 512
-SLICE_S = 0.4  # modes take turns of this length within a piece
+GOLDEN = 0.618  # its multiples are spread evenly between whole numbers
+SLICE_S = 0.2  # modes take turns of this length within a piece
 VOID = 0.03  # a control that differs more makes a run void
 RANDOM = " (random drafter)"  # ends the name of a mode that has a drafter of random weights
 
@@ -51,7 +52,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts = dict.fromkeys(("steps", "row_steps", "drafted", "verified", "accepted", "committed"), 0)
 
-    def __call__(self, record: StepRecord) -> None:
+    def add(self, record: StepRecord) -> None:
         if any(row.prefill for row in record.rows):
             return
         self.counts["steps"] += 1
@@ -62,14 +63,14 @@ class Tally:
 
 
 class Work:
-    """Requests that one engine answers, with pauses; only its own steps are timed."""
+    """Requests that one engine answers, with pauses. Timed are steps that begin with every place taken: what is left
+    of a batch at its end would be another load. The rest is made too, since all answers are compared."""
 
     def __init__(self, engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]]):
         self._engine, self._waiting = engine, list(requests)
         self._running: set[int] = set()
         self._outputs: list[Output] = []
-        self._tally, self._seconds = Tally(), 0.0
-        engine.listeners.append(self._tally)
+        self._tally, self._seconds, self._tokens = Tally(), 0.0, 0
 
     @property
     def ended(self) -> bool:
@@ -77,19 +78,21 @@ class Work:
 
     def go_on(self, seconds: float) -> None:
         """Make steps until the time is up or all is answered."""
-        began = time.perf_counter()
-        while not self.ended and time.perf_counter() - began < seconds:
+        end = time.perf_counter() + seconds
+        while not self.ended and (began := time.perf_counter()) < end:
             while self._waiting and len(self._running) < self._engine.config.max_batch:
                 self._running.add(self._engine.add(*self._waiting.pop(0), on_chunk=self._collect))
-            self._engine.step()
-        self._seconds += time.perf_counter() - began
+            full = len(self._running) == self._engine.config.max_batch
+            record = self._engine.step()
+            if full and record is not None:
+                self._seconds += time.perf_counter() - began
+                self._tokens += sum(row.committed for row in record.rows)
+                self._tally.add(record)
 
     def result(self) -> dict[str, Any]:
-        self._engine.listeners.remove(self._tally)
         outputs = sorted(self._outputs, key=lambda output: output.request_id)
         work = hashlib.sha256(repr([output.token_ids for output in outputs]).encode()).hexdigest()[:12]
-        tokens = sum(len(output.token_ids) for output in outputs)
-        return {"seconds": self._seconds, "tokens": tokens, "work": work, "counts": self._tally.counts}
+        return {"seconds": self._seconds, "tokens": self._tokens, "work": work, "counts": self._tally.counts}
 
     def _collect(self, chunk: Chunk) -> None:
         if chunk.output:
@@ -223,12 +226,17 @@ class Bench:
     def _in_turns(
         self, engines: dict[str, Engine], setting: Setting, kind: str, piece: int
     ) -> dict[str, dict[str, Any]]:
-        """One piece of work by every mode: two requests one by one, or one batch full.
+        """One piece of work by every mode: its places filled several times over, with answers of different lengths, so
+        that neither mode's requests begin and end together.
 
-        They take turns of a few steps, so that a machine whose speed wanders within seconds is as fast for all of them.
+        Modes take turns of a few steps: a machine whose speed wanders within seconds is as fast for all of them.
         """
-        count = max(2, setting.batch)
-        requests = list(seeded(self.prompts(kind, piece * count, count), setting.temperature, self.args.answer, piece))
+        count = setting.batch * (3 if setting.batch <= 8 else 2) - setting.batch // 2
+        prompts = self.prompts(kind, piece * count, count)
+        requests = [
+            (ids, replace(params, max_tokens=round(self.args.answer * (0.5 + GOLDEN * i % 1))))
+            for i, (ids, params) in enumerate(seeded(prompts, setting.temperature, self.args.answer, piece))
+        ]
         works = {mode: Work(engine, requests) for mode, engine in engines.items()}
         order = list(works)
         while any(not work.ended for work in works.values()):

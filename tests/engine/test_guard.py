@@ -1,5 +1,7 @@
 """Pauses and trials, on steps whose times the test makes up."""
 
+import pytest
+
 from dspark.config import RowRecord, StepRecord, StepTimes
 from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, RAREST_LOOK, Guard, Looks, Trials
 
@@ -133,22 +135,32 @@ def test_what_looking_for_drafts_costs_counts():
     assert sum(allowed[1000:]) < 200
 
 
+def looks_taken(looks, steps, rows, finds=lambda look: False):
+    """(step, steps that the look stands for) of every look; `finds` says whether the n-th finds a draft."""
+    taken = []
+    for i in range(steps):
+        if looks.due(rows):
+            looks.looked(finds(len(taken)))
+            taken.append((i, looks.steps))
+    return taken
+
+
 def test_looks_grow_rare_while_they_find_nothing():
-    looks = Looks()
-
-    def gaps(steps, rows):
-        taken = []
-        for i in range(steps):
-            if looks.due(rows):
-                looks.looked(False)
-                taken.append((i, looks.steps))
-        return taken
-
-    many = gaps(600, 32)
+    many = looks_taken(Looks(), 600, 32)
     assert [n for _, n in many[:16]] == [1] * 16 and many[-1][1] == RAREST_LOOK
     assert sum(n for _, n in many) >= 600 - RAREST_LOOK  # looks tell how many steps they stand for
-    looks.looked(True)
-    assert len(gaps(60, 1)) >= 60 - RAREST_LOOK  # for one request a look is cheap
+    assert len(looks_taken(Looks(), 60, 1)) == 60  # for one request a look is cheap
+
+
+@pytest.mark.parametrize(("rows", "every", "rare"), [(32, 12, True), (32, 4, False), (1, 50, False)])
+def test_a_draft_makes_up_for_some_looks(rows, every, rare):
+    """Of several requests one gains by it, so that it pays for fewer."""
+    looks = Looks()
+    taken = looks_taken(looks, 2000, rows, lambda look: look % every == every - 1)
+    assert (len(taken) < 500) == rare
+    assert rare or len(taken) == 2000
+    back = looks_taken(looks, 300, rows, lambda look: True)
+    assert back[-20:] == [(i, 1) for i in range(280, 300)]  # at every step again where drafts are found
 
 
 def due_steps(trials, key, steps):

@@ -22,8 +22,9 @@ PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what pl
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
 MOST_OFTEN = 4  # times as often until there are twice as many
 PLAIN_MEMORY, DRAFTING_MEMORY = 16.0, 96.0
-LOOKS = 64  # looks for drafts in a row, by requests, that found none worth it, after which there are half as many
+LOOKS = 64  # looks for drafts, by requests, that found none worth it, after which there are half as many
 MOST_LOOKING = 4  # requests that shorten this; looking for one costs too little to leave out soon
+FOUND = 6  # looks that a draft for so many requests, of which one may gain, makes up for
 RAREST_LOOK = 8  # steps
 OUTLIER = 3.0  # a step that took this many times the mean counts as that many: the machine was busy
 
@@ -108,26 +109,30 @@ class _Load:
 
 
 class Looks:
-    """Looking for drafts costs host time; where none was worth it for long, it is done every other step, then every
+    """Looking for drafts costs host time; where few looks find one worth it, it is done every other step, then every
     fourth, and so on."""
 
     def __init__(self) -> None:
-        self._idle = 0  # looks in a row without a draft
+        self._idle = 0  # looks without a draft; a draft makes up for several
         self._since = 0
+        self._many, self._enough = False, LOOKS  # idle looks that halve their number
         self.steps = 1  # that the look under way stands for
 
     def due(self, rows: int) -> bool:
         """Whether to look in this step, for `rows` requests. Call it once per step."""
         self._since += 1
-        halvings = self._idle * min(max(rows, 1), MOST_LOOKING) // LOOKS
-        if self._since < min(RAREST_LOOK, 1 << halvings):
+        self._many, self._enough = rows >= MOST_LOOKING, LOOKS // min(max(rows, 1), MOST_LOOKING)
+        if self._since < min(RAREST_LOOK, 1 << self._idle // self._enough):
             return False
         self.steps, self._since = self._since, 0
         return True
 
     def looked(self, found: bool) -> None:
         """What the look came to."""
-        self._idle = 0 if found else self._idle + 1
+        if found:
+            self._idle = max(0, self._idle - FOUND) if self._many else 0
+        else:
+            self._idle = min(self._idle + 1, RAREST_LOOK.bit_length() * self._enough)
 
 
 class Guard:

@@ -258,16 +258,26 @@ def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], st
 def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
     """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that."""
     curve = costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
-    if step.more_drift != 1.0:
-        curve = curve[0] + (curve - curve[0]) * step.more_drift
+    base = _decoding_ms(step, costs, curve[0])
+    if base != curve[0] or step.more_drift != 1.0:
+        curve = base + (curve - curve[0]) * step.more_drift
     return curve * step.rest_drift
 
 
 def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
     """The same as a list, which is faster for a few."""
     curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
-    plain = curve[0]
-    return [(plain + (ms - plain) * step.more_drift) * step.rest_drift for ms in curve[: most + 1]]
+    plain, base = curve[0], _decoding_ms(step, costs, curve[0])
+    return [(base + (ms - plain) * step.more_drift) * step.rest_drift for ms in curve[: most + 1]]
+
+
+def _decoding_ms(step: StepView, costs: CostCurves, plain: float) -> float:
+    """The part of a plain step, which takes `plain` ms in all, that decodes. Prompts have to be read whatever is
+    drafted: counted in, their time would make every token of this pass look dear, and a poor draft look worth it."""
+    rows = len(step.rows)
+    if step.tokens <= rows:
+        return plain
+    return min(plain, costs.step_times(rows, 0, rows, step.context, step.sampled_rows)[0])
 
 
 def drafting_ms(step: StepView, costs: CostCurves, choices: Sequence[Choice]) -> float:
