@@ -6,6 +6,7 @@ Everything here comes from finished steps, which is past information under any r
 from dspark.schedule.profile import ProfileDrift
 
 MEMORY = 32  # steps after which an older one counts 1/e
+TOKEN_MEMORY = 96  # the same of steps with draft tokens: what these cost is a small difference of two noisy times
 MOST = 4.0  # factor by which one step may differ from what was expected of it
 SAME_MOMENT = 16  # steps for which the machine is taken to be as fast as it was
 FEWEST, PLAIN_MEMORY, PLAIN_MOST = 2, 8, 1.5  # the steps without drafts of a moment, which the others are held to
@@ -58,7 +59,7 @@ class CostDrift:
             self._since_plain += 1
         if verified and self._since_plain <= SAME_MOMENT and self._plain_steps >= FEWEST:
             added, predicted = rest_ms / self._plain / plain_ms - 1, full_ms / plain_ms - 1
-            keep = 1 - 1 / MEMORY
+            keep = 1 - 1 / TOKEN_MEMORY
             # Bounded as far above as below: noise, which is often larger than what is looked for, shall cancel.
             self._added = self._added * keep + min(max(added, (2 - MOST) * predicted), MOST * predicted)
             self._predicted = self._predicted * keep + predicted

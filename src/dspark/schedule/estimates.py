@@ -48,10 +48,11 @@ class SlotShares:
 class _Shared:
     """What all requests of one kind have met with one source."""
 
-    __slots__ = ("_expected", "claimed", "kept", "rates")
+    __slots__ = ("_expected", "_first", "claimed", "kept", "rates")
 
     def __init__(self) -> None:
         self.rates = SlotShares(SHARED_MEMORY)
+        self._first: list[float] = []  # what each slot was thought to be worth before `rates`; none: nobody knows
         self.claimed, self.kept = SlotShares(SHARED_MEMORY), SlotShares(SHARED_MEMORY)
         self._expected: list[float] = []  # remembered until something is learnt, for all rows of a batch ask for it
 
@@ -61,8 +62,9 @@ class _Shared:
             before, self._expected = PRIOR, []
             for slot in range(slots):
                 # A slot that nobody has reached is taken to be like the one before it.
+                first = self._first[slot] if slot < len(self._first) else before
                 total, seen = self.rates.at(slot)
-                before = (total + PRIOR_WEIGHT * before) / (seen + PRIOR_WEIGHT)
+                before = (total + PRIOR_WEIGHT * first) / (seen + PRIOR_WEIGHT)
                 self._expected.append(before)
         return self._expected
 
@@ -71,7 +73,11 @@ class _Shared:
         self._expected = []
 
     def fade(self) -> None:
-        for shares in (self.rates, self.claimed, self.kept):
+        """All that is known counts as little as a first guess from now on. It stays what it is: a source that was
+        found hopeless has to win its trial before anything is hoped of it again."""
+        self._first = self.expected(len(self.rates.seen))[: len(self.rates.seen)]
+        self.rates = SlotShares(SHARED_MEMORY)
+        for shares in (self.claimed, self.kept):
             shares.fade(TRIAL_MEMORY)
         self._expected = []
 
