@@ -55,6 +55,15 @@ def test_rules_of_one_cell_share_its_scaling(folder):
     assert calibration.scaling("coupled", 1).temperatures == (1.0, 1.0)
 
 
+def test_survivals_are_those_that_were_reported_whole(folder):
+    cells = stored(folder).cells
+    known = replace(cells[0], report={"survival": (0.5, 0.25)})
+    broken = replace(cells[1], report={"survival": (0.5, None)})
+    found = replace(stored(folder), cells=(known, broken)).survivals
+    assert found == {("rejection", "greedy"): (0.5, 0.25), ("coupled", "greedy"): (0.5, 0.25)}
+    assert stored(folder).survivals == {}
+
+
 def test_other_weights_make_it_stale(folder):
     write_calibration(folder, stored(folder))
     before = weights_digest(folder)

@@ -163,6 +163,22 @@ def test_a_draft_makes_up_for_some_looks(rows, every, rare):
     assert back[-20:] == [(i, 1) for i in range(280, 300)]  # at every step again where drafts are found
 
 
+def test_what_few_requests_find_does_not_make_many_look():
+    guard = Guard()
+
+    def looked(rows, steps, drafted):
+        count = 0
+        for _ in range(steps):
+            may = guard.allows(rows, False)
+            guard.observe(record(may and drafted, 4, PLAIN_MS, rows=rows))
+            count += may
+        return count
+
+    looked(32, 200, drafted=False)
+    looked(1, 20, drafted=True)
+    assert looked(32, 64, drafted=False) <= 64 // RAREST_LOOK
+
+
 def due_steps(trials, key, steps):
     return [i for i in range(steps) if trials.due(key)]
 

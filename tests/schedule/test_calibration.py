@@ -152,3 +152,10 @@ def test_a_missing_bucket_is_served_by_the_nearest():
     only_coupled = Calibration.from_table({("coupled", "high"): ((2.0,), (0.5,))})
     assert only_coupled.apply(stated, "rejection", 1.0) is stated
     assert only_coupled.scaling("coupled", 1.0) == SlotScaling((2.0,), (0.5,))
+
+
+def test_chances_of_slots_come_from_their_survival():
+    table = {("rejection", "greedy"): ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))}
+    calibration = Calibration.from_table(table, {("rejection", "greedy"): (0.5, 0.2, 0.0)})
+    assert calibration.chance("rejection", 1.0) == pytest.approx((0.5, 0.4, 0.0))  # the nearest
+    assert calibration.chance("coupled", 0) == Calibration.from_table(table).chance("rejection", 0) == ()

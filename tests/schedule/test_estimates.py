@@ -19,6 +19,24 @@ def test_an_untried_source_is_hoped_for_and_never_rises():
     assert 0.5 < survival[0] < 0.8 and list(survival) == sorted(survival, reverse=True)
 
 
+def test_what_is_known_of_a_source_comes_first_and_outcomes_count_more():
+    known = {"greedy": (0.4, 0.5)}
+    estimates = Estimates(lambda kind: known.get(kind, ()))
+    assert expected(estimates)[:2] == pytest.approx((0.4, 0.2))
+    assert 0 < expected(estimates)[3] < expected(estimates)[2] < 0.2  # like the last slot that is known
+    assert estimates.survival(1, "coupled high", "toy", 1) == Estimates().survival(1, "coupled high", "toy", 1)
+    taught(estimates, accepted=4, steps=40)
+    assert expected(estimates)[0] > 0.9
+
+
+def test_a_faded_source_stays_as_hopeless_as_it_was():
+    estimates = Estimates()
+    taught(estimates, accepted=0, steps=300)
+    before = estimates.survival(2, "greedy", "toy", 4)
+    estimates.fade(2, "toy", "greedy")
+    assert estimates.survival(2, "greedy", "toy", 4) == pytest.approx(before)
+
+
 def test_survival_comes_to_what_outcomes_say():
     estimates = Estimates()
     for i in range(400):

@@ -66,6 +66,17 @@ class StoredCalibration:
         """(temperatures, biases) by (rule, bucket)."""
         return {(rule, cell.bucket): (cell.temperatures, cell.biases) for cell in self.cells for rule in cell.rules}
 
+    @property
+    def survivals(self) -> dict[tuple[str, str], tuple[float, ...]]:
+        """How often the first 1, 2, ... slots were all kept on the held-out prompts, by (rule, bucket)."""
+        found = {}
+        for cell in self.cells:
+            known = cell.report.get("survival", ())
+            if known and all(value is not None and 0 <= value <= 1 for value in known):
+                found |= {(rule, cell.bucket): tuple(float(value) for value in known if value is not None)
+                          for rule in cell.rules}  # fmt: skip
+        return found
+
 
 def weights_digest(folder: Path) -> str:
     """Short hash of a drafter's weight files.

@@ -55,8 +55,9 @@ class Batcher:
         """
         self._admit()
         decoding = [r for r in self.running if not r.in_prefill]
-        # Drafts never crowd out the prompts that wait for their turn.
-        for_prompts = self._max_pass_tokens // 4 if len(decoding) < len(self.running) else 0
+        # Drafts, of which most are never made, do not crowd out the prompts that wait for their turn.
+        unread = sum(len(r.prompt_ids) - r.kv_len for r in self.running if r.in_prefill)
+        for_prompts = min(unread, self._max_pass_tokens * 3 // 4)
         share = (self._max_pass_tokens - for_prompts) // max(len(decoding), 1)
         drafts = max(0, min(most_drafts, share - 1))
         rows = [Row(r, r.tokens(r.kv_len), samples=True, prefill=False, max_draft=drafts) for r in decoding]

@@ -92,22 +92,6 @@ class _Mean:
         self.value += (value - self.value) / min(self.count, self.memory)
 
 
-@dataclass(slots=True)
-class _Load:
-    """What steps of about this many rows took and brought. Times are in steps without drafts as the costs have them, so
-    that rows and contexts may differ; in ms where there are no costs."""
-
-    plain: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))  # of steps that looked for no draft
-    drafting: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft
-    looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
-    kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
-    since_plain: int = 0
-    judged_after: int = JUDGED_AFTER
-    tested: int = 0
-    pause: int = FIRST_PAUSE
-    left: int = 0  # plain steps of the running pause still to come
-
-
 class Looks:
     """Looking for drafts costs host time; where few looks find one worth it, it is done every other step, then every
     fourth, and so on."""
@@ -135,6 +119,23 @@ class Looks:
             self._idle = min(self._idle + 1, RAREST_LOOK.bit_length() * self._enough)
 
 
+@dataclass(slots=True)
+class _Load:
+    """What steps of about this many rows took and brought. Times are in steps without drafts as the costs have them, so
+    that rows and contexts may differ; in ms where there are no costs."""
+
+    plain: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))  # of steps that looked for no draft
+    drafting: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft
+    looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
+    kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
+    since_plain: int = 0
+    judged_after: int = JUDGED_AFTER
+    tested: int = 0
+    pause: int = FIRST_PAUSE
+    left: int = 0  # plain steps of the running pause still to come
+    looks: Looks = field(default_factory=Looks)
+
+
 class Guard:
     """Compares measured steps with drafts, and with looking for them, with steps that do neither, and pauses drafting
     where those are faster.
@@ -146,11 +147,13 @@ class Guard:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._rests = False  # in the step under way
-        self.looks = Looks()
+        self.looks = Looks()  # those of the load of the step under way
 
     def allows(self, rows: int, reads_prompts: bool) -> bool:
         """Whether the step to come, of `rows` decoding rows, may draft. Call it once per step."""
-        self._rests = self._is_rest(self._load(rows), rows, reads_prompts) or not self.looks.due(rows)
+        load = self._load(rows)
+        self.looks = load.looks
+        self._rests = self._is_rest(load, rows, reads_prompts) or not self.looks.due(rows)
         return not self._rests
 
     def release(self) -> None:

@@ -19,7 +19,7 @@ from dspark.schedule import (
     RowView,
     StepView,
 )
-from dspark.schedule.calibration import Calibration, bucket_of
+from dspark.schedule.calibration import BUCKETS, RULES, Calibration, bucket_of
 from dspark.schedule.drift import CostDrift
 from dspark.schedule.planner import PlannedPolicy, drafting_ms
 
@@ -45,7 +45,7 @@ class Scheduler:
         self._policy, self._proposer, self._costs, self._guard = policy, proposer, costs, guard
         self._plans = isinstance(policy, PlannedPolicy)
         self._calibration = calibration or Calibration({})
-        self._estimates = Estimates()
+        self._estimates = Estimates(self._first_chance)
         self._trials = Trials()
         self._drift = CostDrift()
         self._on_wrong_costs: Callable[[], None] | None = None
@@ -242,6 +242,11 @@ class Scheduler:
             if self._on_wrong_costs is not None and self._drift.wrong:
                 call, self._on_wrong_costs = self._on_wrong_costs, None
                 call()
+
+    def _first_chance(self, kind: str) -> tuple[float, ...]:
+        """What the drafter's slots were worth when it was calibrated."""
+        rule, _, bucket = kind.rpartition(" ")
+        return self._calibration.chance(rule or RULES[0], BUCKETS[bucket])
 
     def _kind(self, request: Request) -> str:
         """What requests must share for one to learn from another: rule and range of temperature."""

@@ -122,7 +122,7 @@ def _dspark(folder: Path, config: EngineConfig, target: Target) -> Proposer:
     except DrafterError as error:  # plans are poorer without, text is the same
         logger.warning("%s", error)
         stored = None
-    return DsparkProposer(drafter, Calibration.from_table(stored.table) if stored else None)
+    return DsparkProposer(drafter, Calibration.from_table(stored.table, stored.survivals) if stored else None)
 
 
 def _find_drafter(name: str, target: Target) -> Path | None:

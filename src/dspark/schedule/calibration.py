@@ -8,8 +8,9 @@ slot (Platt scaling), fitted in the same order.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float
@@ -75,30 +76,50 @@ def _spread(values: Sequence[float], slots: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """One drafter's scalings by (acceptance rule, temperature bucket). `Calibration()` changes nothing."""
+    """One drafter's scalings by (acceptance rule, temperature bucket), and how often its slots were kept when these
+    were fitted, each given that all before it were. `Calibration({})` changes and knows nothing."""
 
     scalings: Mapping[tuple[str, str], SlotScaling]
+    chances: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
 
     @classmethod
-    def from_table(cls, table: Mapping[tuple[str, str], tuple[Sequence[float], Sequence[float]]]) -> "Calibration":
-        """From (temperatures, biases) by rule and bucket, as `artifacts.StoredCalibration.table` gives them."""
-        return cls({key: SlotScaling(tuple(ts), tuple(bs)) for key, (ts, bs) in table.items()})
+    def from_table(
+        cls,
+        table: Mapping[tuple[str, str], tuple[Sequence[float], Sequence[float]]],
+        survivals: Mapping[tuple[str, str], Sequence[float]] | None = None,
+    ) -> "Calibration":
+        """From (temperatures, biases) and survivals by rule and bucket, as `artifacts.StoredCalibration` gives them."""
+        scalings = {key: SlotScaling(tuple(ts), tuple(bs)) for key, (ts, bs) in table.items()}
+        return cls(scalings, {key: _conditional(values) for key, values in (survivals or {}).items()})
 
     def scaling(self, rule: str, temperature: float) -> SlotScaling:
         """What was fitted for this rule at the nearest temperature; nothing fitted for the rule: no change.
 
         Greedy requests are nearest to greedy text whatever else was fitted; both rules coincide there.
         """
-        own = bucket_of(temperature)
-        fitted = [name for name in BUCKETS if (rule, name) in self.scalings]
-        if not fitted:
-            return SlotScaling()
-        nearest = min(fitted, key=lambda name: (name != own, abs(BUCKETS[name] - temperature)))
-        return self.scalings[rule, nearest]
+        nearest = _nearest(self.scalings, rule, temperature)
+        return SlotScaling() if nearest is None else self.scalings[nearest]
+
+    def chance(self, rule: str, temperature: float) -> tuple[float, ...]:
+        """How often slots were kept, given all before them, at the nearest temperature; nothing where unknown."""
+        nearest = _nearest(self.chances, rule, temperature)
+        return () if nearest is None else self.chances[nearest]
 
     def apply(self, confidence: Float[Tensor, "B K"], rule: str, temperature: float) -> Float[Tensor, "B K"]:
         """Calibrated confidences of rows that share a rule and a temperature."""
         return self.scaling(rule, temperature).apply(confidence)
+
+
+def _nearest(known: Collection[tuple[str, str]], rule: str, temperature: float) -> tuple[str, str] | None:
+    own = bucket_of(temperature)
+    names = [name for name in BUCKETS if (rule, name) in known]
+    if not names:
+        return None
+    return rule, min(names, key=lambda name: (name != own, abs(BUCKETS[name] - temperature)))
+
+
+def _conditional(survival: Sequence[float]) -> tuple[float, ...]:
+    return tuple(now / before if before else 0.0 for before, now in pairwise((1.0, *survival)))
 
 
 def survival(confidence: Float[Tensor, "N K"]) -> Float[Tensor, "N K"]:

@@ -5,12 +5,12 @@ shared by all requests of one kind (acceptance rule and range of temperature) an
 drafter is found out once; each request's own outcomes are mixed in as they come.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
 SHARED_MEMORY, OWN_MEMORY = 256, 48  # observations of a slot after which an older one counts 1/e
-PRIOR = 0.6  # chance of a token nobody has tried; hopeful, so that it is tried
+PRIOR = 0.6  # chance of a token nobody has tried and nothing is known of; hopeful, so that it is tried
 PRIOR_WEIGHT, OWN_WEIGHT = 4.0, 8.0  # observations that the prior, and all requests together, are worth
 CLAIM_WEIGHT = 4.0  # kept tokens before what was claimed is doubted
 TRIAL_MEMORY = 4.0  # observations that count when a source unused for long is tried again
@@ -50,9 +50,9 @@ class _Shared:
 
     __slots__ = ("_expected", "_first", "claimed", "kept", "rates")
 
-    def __init__(self) -> None:
+    def __init__(self, first: Sequence[float] = ()) -> None:
         self.rates = SlotShares(SHARED_MEMORY)
-        self._first: list[float] = []  # what each slot was thought to be worth before `rates`; none: nobody knows
+        self._first = list(first)  # what each slot was thought to be worth before `rates`; later ones: nobody knows
         self.claimed, self.kept = SlotShares(SHARED_MEMORY), SlotShares(SHARED_MEMORY)
         self._expected: list[float] = []  # remembered until something is learnt, for all rows of a batch ask for it
 
@@ -83,16 +83,20 @@ class _Shared:
 
 
 class Estimates:
-    """Acceptance per source, kind and slot, conditional on every slot before having been kept."""
+    """Acceptance per source, kind and slot, conditional on every slot before having been kept.
 
-    def __init__(self) -> None:
+    `first` gives, by kind, what slots of a source that nobody has tried are worth, as far as it is known.
+    """
+
+    def __init__(self, first: Callable[[str], Sequence[float]] = lambda kind: ()) -> None:
+        self._first = first
         self._shared: dict[tuple[str, str], _Shared] = {}
         self._own: dict[int, dict[str, SlotShares]] = {}
-        self._unknown = _Shared()  # of a source nobody has tried
+        self._untried: dict[str, _Shared] = {}  # by kind
 
     def survival(self, request_id: int, kind: str, source: str, slots: int) -> tuple[float, ...]:
         """Expected survival of draft tokens 1..slots of one request: never rising, in 0..1."""
-        expected = self._shared.get((source, kind), self._unknown).expected(slots)
+        expected = (self._shared.get((source, kind)) or self._new(kind)).expected(slots)
         own = self._own.get(request_id, {}).get(source)
         if own is None:
             return tuple(accumulate(expected[:slots], mul))
@@ -131,7 +135,8 @@ class Estimates:
         Slots behind the first rejection say nothing. The slot behind a draft that was kept whole was left out because
         little was hoped of it; its confidence stands in for the outcome, or deep slots would look better than they are.
         """
-        shared = self._shared.setdefault((source, kind), _Shared())
+        if (shared := self._shared.get((source, kind))) is None:
+            shared = self._shared[source, kind] = _Shared(self._first(kind))
         own = self._own.setdefault(request_id, {}).setdefault(source, SlotShares(OWN_MEMORY))
         for slot in range(min(accepted + 1, verified)):
             kept = float(slot < accepted)
@@ -154,3 +159,9 @@ class Estimates:
     def release(self, request_id: int) -> None:
         """The request has ended; what it taught about its source stays."""
         self._own.pop(request_id, None)
+
+    def _new(self, kind: str) -> _Shared:
+        """Of a source nobody has tried; nothing is learnt into it."""
+        if kind not in self._untried:
+            self._untried[kind] = _Shared(self._first(kind))
+        return self._untried[kind]
