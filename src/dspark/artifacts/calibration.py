@@ -69,7 +69,7 @@ class StoredCalibration:
     @property
     def survivals(self) -> dict[tuple[str, str], tuple[float, ...]]:
         """How often the first 1, 2, ... slots were all kept on the held-out prompts, by (rule, bucket)."""
-        found = {}
+        found: dict[tuple[str, str], tuple[float, ...]] = {}
         for cell in self.cells:
             known = cell.report.get("survival", ())
             if known and all(value is not None and 0 <= value <= 1 for value in known):
