@@ -174,9 +174,8 @@ class Bench:
             if mode not in engines:
                 engines[mode] = self.engine(setting, mode, proposer)
                 self._time_left()
-                self._in_turns(
-                    {mode: engines[mode]}, setting, kinds[0], 99
-                )  # does not count: estimates outlive requests
+                # A piece that does not count: estimates outlive requests.
+                self._in_turns({mode: engines[mode]}, setting, kinds[0], 99)
             return engines[mode]
 
         cells: list[Cell] = []
@@ -227,7 +226,7 @@ class Bench:
         self, engines: dict[str, Engine], setting: Setting, kind: str, piece: int
     ) -> dict[str, dict[str, Any]]:
         """One piece of work by every mode: its places filled several times over, with answers of different lengths, so
-        that neither mode's requests begin and end together.
+        that no mode's requests begin and end together.
 
         Modes take turns of a few steps: a machine whose speed wanders within seconds is as fast for all of them.
         """

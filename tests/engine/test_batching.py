@@ -61,6 +61,20 @@ def test_drafts_shrink_where_many_requests_share_a_small_pass(target):
     assert any(row.drafted >= 4 for record in records for row in record.rows)
 
 
+def test_drafts_leave_most_of_a_pass_to_prompts_that_wait(target):
+    engine = s.toy_engine(target, s.bigram_proposer(target), policy="fixed:6", max_batch=9, max_pass_tokens=64)
+    records = []
+    engine.listeners.append(records.append)
+    for prompt in s.prompts(8):
+        engine.add(prompt, s.greedy(max_tokens=40))
+    while not records or any(row.prefill for row in records[-1].rows):
+        engine.step()
+    engine.add([1 + i % 20 for i in range(200)], s.greedy(max_tokens=4))
+    engine.step()
+    (chunk,) = [row.prefill for row in records[-1].rows if row.prefill]
+    assert len(records[-1].rows) == 9 and chunk >= 48
+
+
 def test_an_aborted_request_keeps_its_text_and_frees_its_slots(target):
     engine = s.toy_engine(target, s.bigram_proposer(target))
     prompts = s.prompts(2)

@@ -38,6 +38,15 @@ def test_small_differences_and_single_hiccups_change_no_token_cost():
     assert drift.more < 1.5
 
 
+def test_noise_larger_than_what_tokens_cost_cancels():
+    drift = CostDrift()
+    for i in range(1200):
+        drafts, noise = i % 4 != 0, 1.15 if i % 8 < 4 else 0.85
+        predicted = PLAIN + TOKEN * drafts
+        drift.observe(predicted * (noise if drafts else 1.0), 0.0, PLAIN, predicted, 0.0)
+    assert drift.more == 1.0
+
+
 def test_a_machine_that_got_slower_between_plain_steps_is_not_blamed_on_tokens():
     drift = CostDrift()
     steps(drift, 100)

@@ -200,3 +200,15 @@ def test_costs_that_grew_since_the_profile_count():
     assert plan_drafts(step, costs)[0].length == 1
     slower = StepView(step.rows, step.tokens, step.pass_rows, step.context, draft_drift=2.0)
     assert plan_drafts(slower, costs)[0].length == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_time_of_prompts_does_not_make_poor_drafts_look_worth_it(rows):
+    """A draft token costs a tenth of a decoding step; beside a prompt of 100 tokens, a hundredth of the step."""
+    costs, chances = m.curves(lambda tokens: 9.0 + 1.0 * tokens), [[0.05]] * rows
+    plain = m.step_of(chances)
+    reading = StepView(plain.rows, rows + 100, rows + 1, 100)
+    assert [choice.length for choice in plan_drafts(plain, costs)] == [0] * rows
+    assert [choice.length for choice in plan_drafts(reading, costs)] == [0] * rows
+    good = m.step_of([[0.9]] * rows)
+    assert all(c.length for c in plan_drafts(StepView(good.rows, rows + 100, rows + 1, 100), costs))

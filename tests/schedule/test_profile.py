@@ -225,3 +225,12 @@ def test_a_wandering_machine_does_not_bend_costs():
 def test_one_sample_a_point_is_taken_as_it_is():
     assert steady_medians([(1, 5.0), (2, 9.0)]) == {1: 5.0, 2: 9.0}
     assert steady_medians([]) == {}
+
+
+def test_sampled_draft_tokens_have_a_host_time_of_their_own():
+    passes = {(1, 1, 64): 10.0, (2, 1, 64): 11.0}
+    hosts = {(2, 0, False): 1.0, (2, 4, False): 1.8, (2, 0, True): 3.0, (2, 4, True): 5.4, (1, 0, False): 1.0}
+    profile = fit_profile(passes, {}, hosts, 4)
+    assert profile.host_token_ms == pytest.approx(0.1) and profile.host_token_sampled_ms == pytest.approx(0.2)
+    assert profile.host_ms(2, 2 + 8, sampled_rows=2) == pytest.approx(5.4)
+    assert profile.host_ms(2, 2 + 8) == pytest.approx(1.8)
