@@ -230,7 +230,7 @@ class Bench:
 
         Modes take turns of a few steps: a machine whose speed wanders within seconds is as fast for all of them.
         """
-        count = min(3 * setting.batch, max(40, setting.batch + 8))
+        count = min(3 * setting.batch, max(40, 2 * setting.batch))
         prompts = self.prompts(kind, piece * count, count)
         requests = [
             (ids, replace(params, max_tokens=round(self.args.answer * (0.5 + GOLDEN * i % 1))))

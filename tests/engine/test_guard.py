@@ -3,7 +3,7 @@
 import pytest
 
 from dspark.config import RowRecord, StepRecord, StepTimes
-from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, RAREST_LOOK, Guard, Looks, Trials
+from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, LOOK_BUDGET, RAREST_LOOK, Guard, Looks, Trials
 
 PLAIN_MS = 10.0
 
@@ -135,32 +135,41 @@ def test_what_looking_for_drafts_costs_counts():
     assert sum(allowed[1000:]) < 200
 
 
-def looks_taken(looks, steps, rows, finds=lambda look: False):
-    """(step, steps that the look stands for) of every look; `finds` says whether the n-th finds a draft."""
+COST = 0.01  # of a look, in plain steps
+
+
+def looks_taken(looks, steps, gain_of=lambda look: None):
+    """(step, steps that the look stands for) of every look; `gain_of` says what the n-th brought, if it found any."""
     taken = []
     for i in range(steps):
-        if looks.due(rows):
-            looks.looked(finds(len(taken)))
+        if looks.due():
+            looks.looked(COST, gain_of(len(taken)))
             taken.append((i, looks.steps))
     return taken
 
 
 def test_looks_grow_rare_while_they_find_nothing():
-    many = looks_taken(Looks(), 600, 32)
-    assert [n for _, n in many[:16]] == [1] * 16 and many[-1][1] == RAREST_LOOK
-    assert sum(n for _, n in many) >= 600 - RAREST_LOOK  # looks tell how many steps they stand for
-    assert len(looks_taken(Looks(), 60, 1)) == 60  # for one request a look is cheap
+    taken = looks_taken(Looks(), 600)
+    often = int(LOOK_BUDGET / COST)
+    assert [n for _, n in taken[:often]] == [1] * often and taken[-1][1] == RAREST_LOOK
+    assert sum(n for _, n in taken) >= 600 - RAREST_LOOK  # looks tell how many steps they stand for
 
 
-@pytest.mark.parametrize(("rows", "every", "rare"), [(32, 12, True), (32, 4, False), (1, 50, False)])
-def test_a_draft_makes_up_for_some_looks(rows, every, rare):
-    """Of several requests one gains by it, so that it pays for fewer."""
+@pytest.mark.parametrize(("every", "gain", "rare"), [(8, 0.04, True), (2, 0.04, False), (20, 0.5, False), (2, 0, True)])
+def test_looks_stay_frequent_where_drafts_pay_for_them(every, gain, rare):
     looks = Looks()
-    taken = looks_taken(looks, 2000, rows, lambda look: look % every == every - 1)
-    assert (len(taken) < 500) == rare
+    taken = looks_taken(looks, 2000, lambda look: gain if look % every == 0 else None)
+    assert (len(taken) < 600) == rare
     assert rare or len(taken) == 2000
-    back = looks_taken(looks, 300, rows, lambda look: True)
+    back = looks_taken(looks, 300, lambda look: 0.1)
     assert back[-20:] == [(i, 1) for i in range(280, 300)]  # at every step again where drafts are found
+
+
+def test_a_draft_that_loses_does_not_keep_the_next_from_being_found():
+    """Whether drafts lose on average is for the guard to judge, which has to see some."""
+    looks = Looks()
+    taken = looks_taken(looks, 24, lambda look: -0.4)
+    assert len(taken) == 24
 
 
 def test_what_few_requests_find_does_not_make_many_look():
@@ -170,7 +179,7 @@ def test_what_few_requests_find_does_not_make_many_look():
         count = 0
         for _ in range(steps):
             may = guard.allows(rows, False)
-            guard.observe(record(may and drafted, 4, PLAIN_MS, rows=rows))
+            guard.observe(record(may and drafted, 4, PLAIN_MS, rows=rows), PLAIN_MS, COST * PLAIN_MS, 0.5)
             count += may
         return count
 

@@ -71,6 +71,40 @@ def test_a_drafter_pass_is_asked_for_where_it_pays(chances, table, draft_ms):
     assert tokens_per_ms(step, [choice.length], [chances], costs, paid) == pytest.approx(max(drafting, plain))
 
 
+OFFERED = st.lists(st.tuples(*[st.lists(CHANCE, max_size=3)] * 2), min_size=2, max_size=5)
+
+
+@given(OFFERED, TABLE, st.floats(0, 2), st.floats(0, 1), st.floats(0.5, 2), st.integers(0, 40))
+@settings(max_examples=200, deadline=None)
+def test_to_stop_before_planning_changes_no_plan(offered, table, draft, slot, drift, prompt):
+    """Several requests, each with a look-up, a drafter or both; where nothing can pay, plans are not even compared."""
+    costs = m.curves(table, draft, slot)
+    views = tuple(
+        RowView(10, 3, False, offers=tuple(m.one_offer(c, own, own) for own, c in enumerate(both) if c))
+        for both in offered
+    )
+    drifts = {"draft_drift": drift, "more_drift": 1 / drift, "rest_drift": drift}
+    step = StepView(views, len(views) + prompt, len(views) + bool(prompt), 100, **drifts)
+    with pytest.MonkeyPatch.context() as patch:
+        stopped = plan_drafts(step, costs)
+        patch.setattr(planner, "_may_pay", lambda *args: True)
+        assert plan_drafts(step, costs) == stopped
+
+
+def test_most_steps_of_a_crowd_stop_before_planning(monkeypatch):
+    monkeypatch.setattr(planner, "_best_group", None)
+    step = m.step_of([[0.3, 0.2]] * 32)
+    assert not any(choice.length for choice in plan_drafts(step, m.curves(lambda tokens: 60 + 1.7 * tokens)))
+
+
+@pytest.mark.parametrize(("accepted", "expected"), [(0, 10 / 16), (2, 2 * 10 / 16), (6, 4 * 10 / 16)])
+def test_what_a_step_gained_is_its_tokens_for_its_time(accepted, expected):
+    """Two requests, six tokens verified at 0.5 ms each, and drafting that takes 3 ms."""
+    step = m.step_of([[0.5] * 3] * 2, drafter_pass=True)
+    costs = m.curves(lambda tokens: 9 + 0.5 * tokens, draft=3.0)
+    assert planner.gain(step, m.whole(step), 6, accepted, costs) == pytest.approx(expected - 1)
+
+
 def opened_one_by_one(step, expected, reveal, costs):
     """The same plan by a reader who sees a confidence only after admitting every token before it."""
     lens, survival, base = [0] * len(step.rows), {}, len(step.rows)

@@ -21,10 +21,8 @@ CUT = 4  # a pause is that much shorter after the end of all its requests: the n
 PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what plain decoding costs
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
 MOST_OFTEN = 4  # times as often until there are twice as many
-PLAIN_MEMORY, DRAFTING_MEMORY = 16.0, 96.0
-LOOKS = 64  # looks for drafts, by requests, that found none worth it, after which there are half as many
-MOST_LOOKING = 4  # requests that shorten this; looking for one costs too little to leave out soon
-FOUND = 6  # looks that a draft for so many requests, of which one may gain, makes up for
+PLAIN_MEMORY, DRAFTING_MEMORY, GAIN_MEMORY = 16.0, 96.0, 16.0
+LOOK_BUDGET = 0.25  # plain steps that looks for drafts may cost more than these save, before half as many are made
 RAREST_LOOK = 8  # steps
 OUTLIER = 3.0  # a step that took this many times the mean counts as that many: the machine was busy
 
@@ -93,30 +91,32 @@ class _Mean:
 
 
 class Looks:
-    """Looking for drafts costs host time; where few looks find one worth it, it is done every other step, then every
-    fourth, and so on."""
+    """Looking for drafts costs host time; where that is more than the drafts found have saved of late, it is done every
+    other step, then every fourth, and so on."""
 
     def __init__(self) -> None:
-        self._idle = 0  # looks without a draft; a draft makes up for several
+        self._debt = 0.0  # plain steps that looks have cost more than they brought
         self._since = 0
-        self._many, self._enough = False, LOOKS  # idle looks that halve their number
+        self._gain = _Mean(GAIN_MEMORY)  # of looks that found drafts
         self.steps = 1  # that the look under way stands for
 
-    def due(self, rows: int) -> bool:
-        """Whether to look in this step, for `rows` requests. Call it once per step."""
+    def due(self) -> bool:
+        """Whether to look in this step. Call it once per step."""
         self._since += 1
-        self._many, self._enough = rows >= MOST_LOOKING, LOOKS // min(max(rows, 1), MOST_LOOKING)
-        if self._since < min(RAREST_LOOK, 1 << self._idle // self._enough):
+        if self._since < min(RAREST_LOOK, 1 << int(self._debt / LOOK_BUDGET)):
             return False
         self.steps, self._since = self._since, 0
         return True
 
-    def looked(self, found: bool) -> None:
-        """What the look came to."""
-        if found:
-            self._idle = max(0, self._idle - FOUND) if self._many else 0
-        else:
-            self._idle = min(self._idle + 1, RAREST_LOOK.bit_length() * self._enough)
+    def looked(self, cost: float, gain: float | None) -> None:
+        """What the look cost, and what the drafts it found saved, None if there were none: shares of a plain step."""
+        brought = 0.0
+        if gain is not None:
+            self._gain.add(gain)
+            # Drafts that lose are the guard's business; to stop looking would keep them from being judged.
+            brought = max(0.0, self._gain.value)
+        debt = self._debt + (cost - brought) * self.steps
+        self._debt = min(max(0.0, debt), LOOK_BUDGET * RAREST_LOOK.bit_length())
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class Guard:
         """Whether the step to come, of `rows` decoding rows, may draft. Call it once per step."""
         load = self._load(rows)
         self.looks = load.looks
-        self._rests = self._is_rest(load, rows, reads_prompts) or not self.looks.due(rows)
+        self._rests = self._is_rest(load, rows, reads_prompts) or not self.looks.due()
         return not self._rests
 
     def release(self) -> None:
@@ -169,15 +169,17 @@ class Guard:
             return None
         return load.drafting.value / load.plain.value
 
-    def observe(self, record: StepRecord, plain_ms: float = 1.0) -> None:
+    def observe(self, record: StepRecord, plain_ms: float = 1.0, look_ms: float = 0.0, gain: float = 0.0) -> None:
         """Learn from a finished step; steps that read prompts are no measure of either kind.
 
         Args:
             plain_ms: what such a step takes without drafts as far as costs are known, the unit of its time.
+            look_ms: what looking for its drafts took; part of the step's time.
+            gain: how much faster than plain decoding the drafts that it verified made it, as a share.
         """
         drafted = any(row.drafted for row in record.rows)
         if not self._rests:
-            self.looks.looked(drafted)
+            self.looks.looked(look_ms / max(record.times.step_ms, 1e-9), gain if drafted else None)
         if not record.rows or any(row.prefill for row in record.rows):
             return
         load, time = self._load(len(record.rows)), record.times.step_ms / plain_ms

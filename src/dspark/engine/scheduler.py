@@ -1,5 +1,6 @@
 """The state behind the plans: estimates, measured drift, pauses and trials. The decisions are `dspark.schedule`'s."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ from dspark.schedule import (
 )
 from dspark.schedule.calibration import BUCKETS, RULES, Calibration, bucket_of
 from dspark.schedule.drift import CostDrift
-from dspark.schedule.planner import PlannedPolicy, drafting_ms
+from dspark.schedule.planner import PlannedPolicy, drafting_ms, gain
 
 _PAUSED = FixedPolicy(0)
 TRIAL_LENGTH = 4
@@ -53,6 +54,7 @@ class Scheduler:
         self._step: StepView | None = None  # None: nothing could be drafted
         self._sampling: list[Row] = []
         self._choices: tuple[Choice, ...] = ()
+        self._look_ms = 0.0  # of the step
         self._claims: list[tuple[list[float], list[float]]] = []  # per row: calibrated confidences, and corrected
         self._kinds: dict[int, str] = {}  # by request id; see `_kind`
 
@@ -71,6 +73,7 @@ class Scheduler:
 
     def draft_lens(self, rows: Sequence[Row]) -> list[int]:
         """Tokens to draft for each sampling row of the pass; the source goes to `row.source`."""
+        began = time.perf_counter()
         self._sampling = [row for row in rows if row.samples]
         self._choices, self._step = (NO_DRAFT,) * len(self._sampling), None
         if not self.most or not any(row.max_draft for row in self._sampling):
@@ -92,6 +95,7 @@ class Scheduler:
             self._choices = self._mixed(_PAUSED).draft_lens(step)
         for row, choice in zip(self._sampling, self._choices, strict=True):
             row.source = choice.source
+        self._look_ms = (time.perf_counter() - began) * 1e3
         return [choice.length for choice in self._choices]
 
     def verify_lens(self, draft: Draft) -> tuple[int, ...]:
@@ -235,13 +239,21 @@ class Scheduler:
             drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
-            self._guard.observe(record, plain)
+            self._guard.observe(record, plain, self._look_ms, self._gain(step, record) if step.rows else 0.0)
         if self._costs is not None:
             times = record.times
             self._drift.observe(times.verify_ms + times.host_ms, times.draft_ms, plain, full, drafting)
             if self._on_wrong_costs is not None and self._drift.wrong:
                 call, self._on_wrong_costs = self._on_wrong_costs, None
                 call()
+
+    def _gain(self, step: StepView, record: StepRecord) -> float:
+        """What the step's drafts brought, as a share of a step without them. Where costs are unknown, drafts are taken
+        to cost nothing: what they do is for the guard to measure."""
+        verified, accepted = (sum(getattr(row, name) for row in record.rows) for name in ("verified", "accepted"))
+        if self._costs is None:
+            return accepted / len(record.rows)
+        return gain(step, self._choices, verified, accepted, self._costs)
 
     def _first_chance(self, kind: str) -> tuple[float, ...]:
         """What the drafter's slots were worth when it was calibrated."""

@@ -36,7 +36,7 @@ class CostCurves:
 
     def __init__(self, costs: Costs):
         self._costs = costs
-        self._curves: dict[tuple[int, int, int, int], tuple[NDArray[np.float64], list[float]]] = {}
+        self._curves: dict[tuple[int, int, int, int], tuple[NDArray[np.float64], list[float], float]] = {}
         self._drafts: dict[tuple[int, int], tuple[NDArray[np.float64], list[float]]] = {}
 
     def step_ms(self, tokens: int, most: int, rows: int, context: int, sampled_rows: int = 0) -> NDArray[np.float64]:
@@ -46,6 +46,10 @@ class CostCurves:
     def step_times(self, tokens: int, most: int, rows: int, context: int, sampled_rows: int = 0) -> list[float]:
         """The same as a list of at least most + 1 values; not to be changed."""
         return self._curve(tokens, most, rows, context, sampled_rows)[1]
+
+    def least_token_ms(self, tokens: int, most: int, rows: int, context: int, sampled_rows: int = 0) -> float:
+        """What a draft token adds to such a step where up to `most` of them add least."""
+        return self._curve(tokens, most, rows, context, sampled_rows)[2]
 
     def draft_ms(self, rows: int, sampled_rows: int = 0) -> NDArray[np.float64]:
         """[MAX_DRAFT + 1]: drafting 0..MAX_DRAFT tokens for each of `rows` requests."""
@@ -57,7 +61,7 @@ class CostCurves:
 
     def _curve(
         self, tokens: int, most: int, rows: int, context: int, sampled_rows: int
-    ) -> tuple[NDArray[np.float64], list[float]]:
+    ) -> tuple[NDArray[np.float64], list[float], float]:
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
         key = (tokens, rows, context, sampled_rows)
         found = self._curves.get(key)
@@ -68,7 +72,9 @@ class CostCurves:
             sizes = range(tokens, tokens + -(-(most + 1) // LENGTH_STEP) * LENGTH_STEP)
             passes = [self._costs.pass_ms(size, rows, context) for size in sizes]
             times = [ms + self._costs.host_ms(rows, size, sampled_rows) for ms, size in zip(passes, sizes, strict=True)]
-            found = self._curves[key] = (np.array(times), times)
+            curve = np.array(times)
+            least = float(((curve[1:] - curve[0]) / np.arange(1, len(curve))).min())
+            found = self._curves[key] = (curve, times, least)
         return found
 
     def _draft(self, rows: int, sampled_rows: int) -> tuple[NDArray[np.float64], list[float]]:

@@ -63,6 +63,8 @@ def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
     gains = [sum(after) - sum(before) for after, before in zip(by_pass, by_cheap, strict=True)]
     order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (-gains[i], i))
     sizes = _group_sizes(len(order))
+    if not _may_pay(step, costs, by_cheap, by_pass, sizes):
+        return (NO_DRAFT,) * len(step.rows)
     width = max(1, *map(len, by_cheap), *map(len, by_pass))
     tables = np.repeat(table(by_cheap, width)[None], len(sizes), axis=0)
     with_pass = table(by_pass, width)
@@ -72,6 +74,28 @@ def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
     for i in order[:best_rows]:
         cheap[i] = drafted[i]
     return _choices(step.rows, cheap, best)
+
+
+def _may_pay(
+    step: StepView,
+    costs: CostCurves,
+    by_cheap: Sequence[Sequence[float]],
+    by_pass: Sequence[Sequence[float]],
+    sizes: Sequence[int],
+) -> bool:
+    """Whether a plan could promise LEAST_GAIN if every token cost as little as the cheapest does and a whole draft as
+    little as its first token. Most steps of many requests end here, at a fraction of what planning them costs."""
+    rows, shape = len(step.rows), (step.pass_rows, step.context, step.sampled_rows)
+    most = sum(max(len(a), len(b)) for a, b in zip(by_cheap, by_pass, strict=True))
+    base = _decoding_ms(step, costs, costs.step_times(step.tokens, most, *shape)[0])
+    share = rows * (1 + LEAST_GAIN) / base  # tokens that a millisecond has to bring
+    least = share * costs.least_token_ms(step.tokens, most, *shape) * step.more_drift
+    over = [sum(s - least for s in survival if s > least) for survival in by_cheap]
+    more = [sum(s - least for s in survival if s > least) for survival in by_pass]
+    more = sorted((max(0.0, b - a) for a, b in zip(over, more, strict=True)), reverse=True)
+    missing, drift = rows * LEAST_GAIN - sum(over), share * step.draft_drift / step.rest_drift
+    # A hair below, so that rounding leaves nothing out that would have been planned.
+    return any(sum(more[:n]) - (costs.draft_times(n)[1] * drift if n else 0.0) >= missing - _NEVER for n in sizes)
 
 
 def _best_group(
@@ -135,6 +159,14 @@ def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
             if rate > best_rate:
                 best_rate, best = rate, Choice(offer, min(length + reach, len(survival)))
     return best
+
+
+def gain(step: StepView, choices: Sequence[Choice], verified: int, accepted: int, costs: CostCurves) -> float:
+    """How much faster than plain decoding a step was, as a share, that kept `accepted` of `verified` draft tokens and
+    took what is predicted."""
+    times = _step_times(step, costs, verified)
+    ms = times[verified] + drafting_ms(step, costs, choices)
+    return (1 + accepted / len(step.rows)) * times[0] / ms - 1
 
 
 def plan_verification(
