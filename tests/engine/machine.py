@@ -1,4 +1,4 @@
-"""A machine whose clock only models move: what a pass takes is what a cost table says, so timed behaviour repeats."""
+"""A machine whose clock only models and tests move: what a pass takes is what a cost table says, so timed behaviour repeats."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,9 @@ class Clock:
             return run(tokens, rows, *rest)
 
         monkeypatch.setattr(target.decoder, "run", timed_run)
-        monkeypatch.setattr("dspark.engine.loop.time", SimpleNamespace(perf_counter=lambda: self.now_ms / 1e3))
+        for module in ("loop", "scheduler"):
+            clock = SimpleNamespace(perf_counter=lambda: self.now_ms / 1e3)
+            monkeypatch.setattr(f"dspark.engine.{module}.time", clock)
 
     def watch(self, drafter) -> None:
         """Count the drafter's proposals as passes of a drafter."""

@@ -112,6 +112,20 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(("look_ms", "least", "most"), [(0.0, 95, 100), (0.2, 20, 40)])
+def test_looks_that_find_nothing_are_as_rare_as_they_are_dear(look_ms, least, most, target, monkeypatch):
+    clock, proposer, looks = m.Clock(monkeypatch, target), LookupProposer(), []
+
+    def offers(row, outlook):
+        looks.append(clock.now_ms)
+        clock.now_ms += look_ms
+        return ()
+
+    monkeypatch.setattr(proposer, "offers", offers)
+    m.run(m.engine_on(target, proposer, policy="auto"), PROMPTS[:1], s.greedy(max_tokens=100))
+    assert least <= len(looks) <= most
+
+
 def learnt_ms_per_token(target, monkeypatch, costs):
     """Time per token on TWO_CORES under a plan with these costs, after an answer to learn from."""
     with monkeypatch.context() as patch:
