@@ -1,4 +1,4 @@
-"""A machine whose clock only models and tests move: what a pass takes is what a cost table says, so timed behaviour repeats."""
+"""A machine whose clock only models and tests move: a pass takes what a cost table says, so timed behaviour repeats."""
 
 from types import SimpleNamespace
 
