@@ -102,7 +102,7 @@ def section_verify_length(bench: Bench) -> None:
     """How many draft tokens `auto` has the target check, as more requests share a pass."""
     rows, lengths = [], {}
     for batch in CONCURRENCY:
-        setting = Setting("verify-length", bench.args.drafter, batch)
+        setting = Setting(SHARED, bench.args.drafter, batch)
         if not bench.run(setting, ["auto"], bench.args.kinds):
             continue
         counts = [bench.counts(setting, kind, "auto") for kind in bench.args.kinds]
