@@ -31,7 +31,7 @@ from schedule_runs import (  # noqa: E402
 )
 
 from dspark.cli.markdown import markdown_table  # noqa: E402
-from dspark.config import EngineConfig, SamplingParams  # noqa: E402
+from dspark.config import EngineConfig, SamplingParams, StepRecord  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
 from dspark.measure.observe import check_profile, decoding_steps  # noqa: E402
 from dspark.measure.paired import Cell, ratio  # noqa: E402
@@ -162,23 +162,33 @@ def section_threshold(bench: Bench) -> None:
 
 
 class PlannerClock:
-    """Times what an engine's scheduler does in each step, with and without the proposer's own looking up."""
+    """Milliseconds that an engine's scheduler takes in the steps that read no prompt, and the part of them in which
+    n-grams are looked up."""
 
     def __init__(self, engine: Engine):
-        self.planner = self.offers = 0.0
+        self.planner = self.lookup = self.steps = 0.0
+        self._step = {"planner": 0.0, "lookup": 0.0}
         scheduler, proposer = engine.loop.scheduler, engine.proposer
         for name in ("draft_lens", "verify_lens", "observe"):
             setattr(scheduler, name, self._timed(getattr(scheduler, name), "planner"))
-        proposer.offers = self._timed(proposer.offers, "offers")
+        proposer.lookup.offers = self._timed(proposer.lookup.offers, "lookup")
+        engine.listeners.append(self._finish)
 
     def _timed(self, call, name: str):
         def timed(*args):
             began = time.perf_counter()
             result = call(*args)
-            setattr(self, name, getattr(self, name) + (time.perf_counter() - began) * 1e3)
+            self._step[name] += (time.perf_counter() - began) * 1e3
             return result
 
         return timed
+
+    def _finish(self, record: StepRecord) -> None:
+        if not any(row.prefill for row in record.rows):
+            self.planner += self._step["planner"] - self._step["lookup"]
+            self.lookup += self._step["lookup"]
+            self.steps += record.times.step_ms
+        self._step = {"planner": 0.0, "lookup": 0.0}
 
 
 def section_profile_error(bench: Bench) -> None:
@@ -192,19 +202,15 @@ def section_profile_error(bench: Bench) -> None:
                 bench.left.append(f"profile-error: batch {batch}, T={temperature:g}")
                 continue
             engine = bench.engine(setting, "scheduled")
-            # The clock wraps every step, the ones that read prompts too, so all steps are the whole.
-            clock, all_steps = PlannerClock(engine), []
-            engine.listeners.append(all_steps.append)
+            clock = PlannerClock(engine)
             params = SamplingParams(temperature=temperature, max_tokens=bench.args.answer, seed=0, ignore_eos=True)
             prompts = [ids for i in range(batch)
                        for ids in bench.prompts(bench.args.kinds[i % len(bench.args.kinds)], i + 7, 1)]  # fmt: skip
             steps = decoding_steps(engine, prompts, params)
             check = check_profile(costs, steps, temperature > 0, "dspark")
-            total = sum(record.times.step_ms for record in all_steps)
-            share = (clock.planner - clock.offers) / total
             rows.append([str(batch), f"{temperature:g}", str(check.steps), f"{check.error:.1%}", f"{check.factor:.2f}",
-                         f"{check.shape_error:.1%}", f"{share:.2%}", f"{clock.offers / total:.2%}",
-                         f"{statistics.mean(r.times.step_ms for r in all_steps):.1f}"])  # fmt: skip
+                         f"{check.shape_error:.1%}", f"{clock.planner / clock.steps:.2%}",
+                         f"{clock.lookup / clock.steps:.2%}", f"{clock.steps / len(steps):.1f}"])  # fmt: skip
     print("### Profile and planner, policy scheduled\n")
     heads = ["batch", "T", "steps", "median error", "measured over predicted", "error without that", "planner's share",
              "looking up", "step ms"]  # fmt: skip

@@ -92,9 +92,17 @@ def test_plan_measures_acceptance_and_latency(dspark):
     assert data["rows"][0]["measured_ms"] > 0
 
 
+def test_a_load_that_cannot_be_reached_is_said(dspark, monkeypatch):
+    # Answers of one token end before anything decodes.
+    monkeypatch.setattr("dspark.cli.plan._MEASURED_TOKENS", 1)
+    text = " ".join(dspark("plan", "--alpha", "0.5", "--concurrency", "1,2", "--measure").out.split())
+    assert "Not measured with 1, 2 requests" in text and " - " in text
+
+
 def test_plan_from_counts_and_without_hope(dspark, tmp_path):
     path = tmp_path / "acceptance.json"
     lost = {"set": "code", "temperature": 0.0, "slot_verified": [9, 9], "slot_accepted": [0, 0], "steps": 9}
+    lost["sources"] = {"dspark": 9}
     path.write_text(json.dumps({"cells": [lost]}))
     result = dspark("plan", "--from", str(path), "--concurrency", "1")
     assert result.code == 0 and "plain" in result.out and "too weak" in result.out

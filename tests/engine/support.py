@@ -121,11 +121,12 @@ def bigram_proposer(target: Target, block_size: int = 6) -> DsparkProposer:
     return DsparkProposer(build_drafter(config, tensors, target.decoder, make))
 
 
-def model_proposer(target: Target, folder: Path, noise: float = 0.02) -> ModelProposer:
-    """A copy of the target with noise on its weights, as an independent drafting model."""
+def model_proposer(target: Target, folder: Path, noise: float = 0.02, **changes: Any) -> ModelProposer:
+    """A copy of the target with noise on its weights, as an independent drafting model; `changes` go into its
+    config.json."""
     from safetensors.torch import load_file, save_file
 
-    folder = write_model(folder, "qwen3")
+    folder = write_model(folder, "qwen3", **changes)
     tensors = load_file(folder / "model.safetensors")
     make = torch.Generator().manual_seed(11)
     noisy = {name: t + noise * torch.randn(t.shape, generator=make) for name, t in tensors.items()}

@@ -1,5 +1,7 @@
 """Proposer `auto`: each row's chain from one source, chosen before any token is drawn."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,6 +41,20 @@ def test_a_drafter_that_costs_more_than_it_brings_leaves_the_drafting_to_lookup(
     records = m.run(engine, PROMPTS[:1], s.greedy(max_tokens=200))
     used = [row.source for record in records for row in record.rows]
     assert used.count("lookup") > 20 and used.count("dspark") <= 3
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_source_that_learns_from_every_step_is_not_tried(watched, target, monkeypatch):
+    m.Clock(monkeypatch, target)
+    proposer = LookupProposer()
+    offers = proposer.offers
+
+    def hopeless(row, outlook):
+        return tuple(replace(offer, survival=(0.01,), watched=watched) for offer in offers(row, outlook))
+
+    monkeypatch.setattr(proposer, "offers", hopeless)
+    records = m.run(m.engine_on(target, proposer, policy="scheduled"), PROMPTS, s.greedy(max_tokens=250))
+    assert (sum(row.drafted for record in records for row in record.rows) == 0) is watched
 
 
 def test_sampling_by_rejection_follows_the_target(target):

@@ -21,7 +21,7 @@ def run(guard, steps, drafting_ms, accepted, rows=1) -> tuple[list[bool], float]
     """Which steps drafted, and the time lost or won against plain decoding, in plain steps."""
     drafted, balance = [], 0.0
     for i in range(steps):
-        may = guard.allows(rows, False)
+        may = guard.allows(rows, True)
         kept = accepted(i) if may else 0
         ms = drafting_ms if may else PLAIN_MS
         guard.observe(record(may, kept, ms, rows))
@@ -51,14 +51,14 @@ def test_a_hopeless_draft_is_paused_and_stays_so_at_bounded_cost():
 def test_a_pause_ends_when_drafts_pay_again():
     guard = Guard()
     run(guard, 200, 15.0, lambda i: 0)
-    assert not guard.allows(1, False)
+    assert not guard.allows(1, True)
     drafted, _ = run(guard, 3000, 15.0, lambda i: 3)
     assert sum(drafted[2000:]) > 980
 
 
 def until_retried(guard):
     """Steps to the end of the pause the guard is in."""
-    return next(i for i in range(10_000) if guard.allows(1, False))
+    return next(i for i in range(10_000) if guard.allows(1, True))
 
 
 def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
@@ -67,7 +67,7 @@ def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
     for ends in (0, 1):
         guard = Guard()
         run(guard, 2000, 20.0, lambda i: 0)
-        assert not guard.allows(1, False)
+        assert not guard.allows(1, True)
         for _ in range(ends):
             guard.release()
         waits.append(until_retried(guard))
@@ -87,8 +87,30 @@ def test_requests_that_come_and_go_in_a_crowd_do_not_end_its_pause():
         lost -= run(guard, 4, 20.0, lambda i: 0, rows=16)[1]
         guard.release()
     assert lost < 0.03 * 2000
-    guard.allows(0, True)  # a step that only reads prompts
+    guard.allows(0, False)  # a step that only reads prompts
     guard.release()
+
+
+def test_no_rest_is_taken_where_it_would_measure_nothing():
+    """Such as beside a request that drafts by a policy of its own: the rest that is due waits, and drafts go on."""
+    guard = Guard()
+    run(guard, 127, 15.0, lambda i: 2)
+    while guard.allows(1, True):  # up to the rest that is due
+        guard.observe(record(True, 2, 15.0))
+    assert all(guard.allows(1, False) for _ in range(300))
+
+
+def test_what_drafts_cost_is_forgotten_when_nothing_was_drafted_for_long():
+    guard = Guard()
+    run(guard, 200, 15.0, lambda i: 2)
+    assert guard.ratio(1) == pytest.approx(1.5)
+    for _ in range(300):  # nothing is worth it at that ratio
+        assert guard.ratio(1) is None or guard.ratio(1) == pytest.approx(1.5)
+        guard.allows(1, True)
+        guard.observe(record(False, 0, PLAIN_MS))
+    assert guard.ratio(1) is None
+    run(guard, 20, 12.0, lambda i: 2)
+    assert guard.ratio(1) == pytest.approx(1.2)
 
 
 def test_loads_are_judged_apart():
@@ -107,7 +129,7 @@ def test_steps_that_read_prompts_and_single_hiccups_decide_nothing():
     guard.observe(record(True, 0, 500.0, prefill=100))
     assert guard.ratio(1) == before
     guard.observe(record(True, 2, 5000.0))
-    assert guard.ratio(1) < 1.2 * before and guard.allows(1, False)
+    assert guard.ratio(1) < 1.2 * before and guard.allows(1, True)
 
 
 def test_steps_are_compared_by_what_they_should_take():
@@ -116,7 +138,7 @@ def test_steps_are_compared_by_what_they_should_take():
     allowed = []
     for i in range(400):
         plain_ms = 20.0 - i / 40  # the same power of two all along
-        may = guard.allows(1, False)
+        may = guard.allows(1, True)
         guard.observe(record(may, 0, plain_ms * (1.3 if may else 1.0)), plain_ms)
         allowed.append(may)
     assert guard.ratio(1) > 1.25 and sum(allowed[100:]) < 30
@@ -127,7 +149,7 @@ def test_what_looking_for_drafts_costs_counts():
     guard = Guard()
     allowed = []
     for i in range(2000):
-        may = guard.allows(32, False)
+        may = guard.allows(32, True)
         drafts = may and i % 8 == 0
         ms = PLAIN_MS * (1.05 if drafts else 1.04 if may else 1.0)
         guard.observe(record(drafts, 0, ms, rows=32))
@@ -178,7 +200,7 @@ def test_what_few_requests_find_does_not_make_many_look():
     def looked(rows, steps, drafted):
         count = 0
         for _ in range(steps):
-            may = guard.allows(rows, False)
+            may = guard.allows(rows, True)
             guard.observe(record(may and drafted, 4, PLAIN_MS, rows=rows), PLAIN_MS, COST * PLAIN_MS, 0.5)
             count += may
         return count

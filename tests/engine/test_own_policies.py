@@ -55,6 +55,22 @@ def test_a_pause_holds_for_requests_without_a_policy_of_their_own(target, monkey
     assert drafted[0] == 0 and all(drafted[1:])
 
 
+def test_the_guard_learns_nothing_beside_such_a_request_and_takes_no_rest_to_learn(target, monkeypatch):
+    m.Clock(monkeypatch, target)
+    allows, measured = Guard.allows, []
+
+    def recorded(guard, rows, measures):
+        measured.append(measures)
+        return allows(guard, rows, measures)
+
+    monkeypatch.setattr(Guard, "allows", recorded)
+    engine = m.engine_on(target, s.bigram_proposer(target), policy="history")
+    decode(engine, OWN)
+    assert not any(measured)
+    decode(engine, [None] * len(PROMPTS))
+    assert any(measured)
+
+
 def test_a_policy_that_cannot_be_ones_own_adds_no_request(target):
     engine = s.toy_engine(target, s.bigram_proposer(target))
     for text in ("scheduled", "fixed:0", "never"):

@@ -196,9 +196,23 @@ def test_what_costs_alone_say():
 
 
 def test_survival_from_counts():
-    assert survival_of([10, 8, 4], [5, 4, 0], steps=20) == Survival((0.5, 0.5, 0.0), 0.5)
-    assert survival_of([10, 2], [4, 2], steps=10) == Survival((0.4, 0.4), 1.0)  # never rising
-    assert survival_of([], [], 5) is survival_of([0], [0], 5) is survival_of([1], [1], 0) is None
+    one = {"none": 10, "dspark": 10}
+    assert survival_of([10, 8, 4], [5, 4, 0], 20, one) == Survival((0.5, 0.5, 0.0), 0.5)
+    assert survival_of([10, 2], [4, 2], 10, {"dspark": 10}) == Survival((0.4, 0.4), 1.0)  # never rising
+    assert survival_of([], [], 5, {}) is survival_of([0], [0], 5, one) is survival_of([1], [1], 0, {}) is None
+
+
+def test_drafts_that_are_looked_up_take_no_pass():
+    assert survival_of([8], [4], 10, {"none": 2, "lookup": 5, "table": 1, "dspark": 2}).passes == pytest.approx(0.25)
+    assert survival_of([8], [4], 10, {"none": 2, "lookup": 8}).passes == 0.0
+    one, half, none = (step_parts(machine(), ONE, 4, passes) for passes in (1.0, 0.5, 0.0))
+    assert half.draft == pytest.approx(one.draft / 2) and none.draft == 0.0
+    assert one.weights == half.weights == none.weights
+    # Of eight requests half of which need the drafter, some nearly always do; the pass is for four of them.
+    eight = step_parts(machine(), Load(8, 100), 4, 0.5)
+    assert eight.draft == pytest.approx((1 - 0.5**8) * machine().draft_ms(4, 4))
+    needed = [break_even(machine(draft=15.0), ONE, 4, passes=passes) for passes in (0.0, 0.3, 1.0)]
+    assert needed == sorted(needed) and needed[0] < needed[-1]
 
 
 def cell(name, temperature, verified, accepted, steps):
@@ -208,6 +222,7 @@ def cell(name, temperature, verified, accepted, steps):
         "slot_verified": verified,
         "slot_accepted": accepted,
         "steps": steps,
+        "sources": {"dspark": steps},
     }
 
 

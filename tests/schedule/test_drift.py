@@ -56,6 +56,16 @@ def test_a_machine_that_got_slower_between_plain_steps_is_not_blamed_on_tokens()
     assert drift.more == 1.0 and drift.rest == pytest.approx(1.6, rel=0.05)
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_drafter_not_used_since_gets_faster_and_slower_with_the_machine(factor):
+    drift = CostDrift()
+    steps(drift, 300, rest=factor, drafter=factor)
+    assert drift.draft == pytest.approx(factor, rel=0.05)
+    for _ in range(300):
+        drift.observe(PLAIN, 0.0, PLAIN, PLAIN, 0.0)
+    assert drift.rest == pytest.approx(1.0, rel=0.05) and drift.draft == pytest.approx(1.0, rel=0.1)
+
+
 @pytest.mark.parametrize(("part", "wrong"), [("rest", False), ("token", True), ("drafter", True)])
 def test_a_profile_is_to_be_measured_anew_when_proportions_are_wrong(part, wrong):
     drift = CostDrift()

@@ -85,6 +85,16 @@ def test_after_a_pause_a_few_trials_decide():
     assert expected(forgetful)[0] > 0.4 > expected(stubborn)[0]
 
 
+def test_the_trial_of_one_request_leaves_alone_what_the_others_teach():
+    estimates = Estimates()
+    taught(estimates, accepted=4, steps=300)
+    before = estimates.survival(3, "greedy", "toy", 4)
+    estimates.fade(2, "toy", "greedy", shared=False)
+    estimates.observe(2, "toy", "greedy", 4, 0)
+    assert estimates.survival(3, "greedy", "toy", 4) == pytest.approx(before, abs=0.02)
+    assert estimates.survival(2, "greedy", "toy", 4)[0] < 0.95 * before[0]
+
+
 def test_confidences_are_taken_down_to_what_is_kept():
     estimates = Estimates()
     assert estimates.correct("toy", "greedy", [0.5, 0.9]) == [0.5, 0.9]

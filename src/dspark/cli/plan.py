@@ -138,8 +138,9 @@ def _observed(measured: Measured, temperature: float) -> "tuple[Survival, dict[s
     return found, kinds
 
 
-def _latencies(measured: Measured, rows: "Sequence[PlanRow]", temperature: float) -> dict[int, float]:
-    """Measured ms per token at each concurrency, with the best block, or one token where none pays."""
+def _latencies(measured: Measured, rows: "Sequence[PlanRow]", temperature: float) -> dict[int, float | None]:
+    """Measured ms per token at each concurrency, with the best block, or one token where none pays; None where that
+    many requests never decoded together."""
     from dspark.measure.observe import measured_latency_ms
 
     params = replace(_params(temperature), ignore_eos=True)
@@ -157,7 +158,7 @@ def _as_data(
     kinds: "Mapping[str, Survival]",
     rows: "Sequence[PlanRow]",
     said: Sequence[str],
-    latencies: Mapping[int, float],
+    latencies: Mapping[int, float | None],
 ) -> dict[str, object]:
     return {
         "target": measured.stored.target_name,
@@ -169,13 +170,16 @@ def _as_data(
     }
 
 
-def _show(survival: "Survival", rows: "Sequence[PlanRow]", said: Sequence[str], latencies: Mapping[int, float]) -> None:
+def _show(
+    survival: "Survival", rows: "Sequence[PlanRow]", said: Sequence[str], latencies: Mapping[int, float | None]
+) -> None:
     from rich.table import Table
 
     from dspark.cli.show import out
 
     slots = " ".join(f"{share:.0%}" for share in survival.slots)
-    out.print(f"Drafts kept up to slot 1, 2, ...: {slots}; {survival.coverage:.0%} of steps have a draft.")
+    looked_up = f", of which {1 - survival.passes:.0%} are looked up" if survival.passes < 1 else ""
+    out.print(f"Drafts kept up to slot 1, 2, ...: {slots}; {survival.coverage:.0%} of steps have a draft{looked_up}.")
     out.print("Expected speed-up over plain decoding, by drafted tokens, and the acceptance above which drafts pay:")
     blocks = [k for k in range(1, len(survival.slots) + 1) if len(survival.slots) <= 8 or k in _SHOWN_BLOCKS]
     table = Table("requests", *map(str, blocks), "best", "pays above", box=None, pad_edge=False)
@@ -194,9 +198,16 @@ def _show(survival: "Survival", rows: "Sequence[PlanRow]", said: Sequence[str], 
     table = Table(*(heads if latencies else heads[:-1]), box=None, pad_edge=False)
     for row in rows:
         cells = [f"{row.plain_ms:.1f}", f"{row.ours_ms:.1f}", f"{row.article_ms:.1f}"]
-        cells += [f"{latencies[row.concurrency]:.1f}"] if latencies else []
+        if latencies:
+            found = latencies[row.concurrency]
+            cells.append("-" if found is None else f"{found:.1f}")
         table.add_row(str(row.concurrency), *cells)
     out.print("Milliseconds per token of one request:")
     out.print(table)
+    if never := [str(count) for count, found in latencies.items() if found is None]:
+        out.print(
+            f"Not measured with {', '.join(never)} requests: so many never decoded together here; "
+            "the cache holds fewer, or the first ended before the last began."
+        )
     for sentence in said or ["Drafting pays at every concurrency asked for."]:
         out.print(sentence, markup=False)

@@ -80,7 +80,7 @@ class Measured:
         from dspark.engine import Engine
 
         settings = replace(self.config, policy=policy, max_batch=rows, prefix_cache=False)
-        return Engine(self.target, self.proposer, settings)
+        return Engine(self.target, self.proposer, settings, costs=self.costs)
 
 
 def open_measured(

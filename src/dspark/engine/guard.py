@@ -24,6 +24,7 @@ MOST_OFTEN = 4  # times as often until there are twice as many
 PLAIN_MEMORY, DRAFTING_MEMORY, GAIN_MEMORY = 16.0, 96.0, 16.0
 LOOK_BUDGET = 0.25  # plain steps that looks for drafts may cost more than these save, before half as many are made
 RAREST_LOOK = 8  # steps
+FIRST_STALE = 256  # steps without a draft after which what drafts cost is measured again; then after twice as many
 OUTLIER = 3.0  # a step that took this many times the mean counts as that many: the machine was busy
 
 Key = tuple[int | str, str]  # (request, source), or (source, kind of request)
@@ -129,6 +130,8 @@ class _Load:
     looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
     kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
     since_plain: int = 0
+    since_draft: int = 0
+    stale: int = FIRST_STALE
     judged_after: int = JUDGED_AFTER
     tested: int = 0
     pause: int = FIRST_PAUSE
@@ -149,11 +152,12 @@ class Guard:
         self._rests = False  # in the step under way
         self.looks = Looks()  # those of the load of the step under way
 
-    def allows(self, rows: int, reads_prompts: bool) -> bool:
-        """Whether the step to come, of `rows` decoding rows, may draft. Call it once per step."""
+    def allows(self, rows: int, measures: bool) -> bool:
+        """Whether the step to come, of `rows` decoding rows, may draft; `measures` says that it is told to `observe`
+        and can be compared with others. Call it once per step."""
         load = self._load(rows)
         self.looks = load.looks
-        self._rests = self._is_rest(load, rows, reads_prompts) or not self.looks.due()
+        self._rests = self._is_rest(load, rows, measures) or not self.looks.due()
         return not self._rests
 
     def release(self) -> None:
@@ -163,9 +167,12 @@ class Guard:
             load.left -= math.ceil(load.left * (1 - 1 / CUT) / fewest)
 
     def ratio(self, rows: int) -> float | None:
-        """Time of a drafting step over that of a plain one; None until both are known."""
+        """Time of a drafting step over that of a plain one; None until both are known, and where it is so long ago
+        that anything drafted that another moment of the machine may have left it."""
         load = self._load(rows)
-        if not load.plain.count or not load.drafting.count:
+        if load.since_draft >= load.stale:
+            load.drafting, load.since_draft, load.stale = _Mean(DRAFTING_MEMORY), 0, min(2 * load.stale, LONGEST_PAUSE)
+        if not load.plain.count or load.drafting.count < RETRIED_FOR:
             return None
         return load.drafting.value / load.plain.value
 
@@ -191,17 +198,19 @@ class Guard:
         load.looking.add(_usual(time, load.looking))
         load.kept.add(sum(row.accepted + 1 for row in record.rows) / len(record.rows))
         if not drafted:
+            load.since_draft += 1
             return
+        load.since_draft = 0
         load.drafting.add(_usual(time, load.drafting))
         load.tested += min(len(record.rows), MOST_WEIGHT)
         if load.plain.count:
             self._judge(load, load.looking.value / load.plain.value)
 
-    def _is_rest(self, load: _Load, rows: int, reads_prompts: bool) -> bool:
+    def _is_rest(self, load: _Load, rows: int, measures: bool) -> bool:
         if load.left:
             load.left -= 1
             return True
-        if reads_prompts:  # no measure of plain decoding
+        if not measures:  # a rest would teach nothing of plain decoding
             return False
         known = load.plain.count
         if known < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
@@ -218,7 +227,7 @@ class Guard:
         margin = MARGIN if load.judged_after == JUDGED_AFTER else RETRY_MARGIN
         load.tested = 0
         if load.kept.value >= ratio * (1 + margin):
-            load.judged_after, load.pause = JUDGED_AFTER, FIRST_PAUSE
+            load.judged_after, load.pause, load.stale = JUDGED_AFTER, FIRST_PAUSE, FIRST_STALE
             return
         load.left, load.judged_after = load.pause, RETRIED_FOR
         load.pause = min(2 * load.pause, LONGEST_PAUSE)

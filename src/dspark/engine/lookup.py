@@ -165,7 +165,7 @@ class LookupProposer(StatelessProposer):
 
     def offers(self, row: Row, outlook: Outlook) -> tuple[Offer, ...]:
         guess = self._guess_for(row.request, min(row.max_draft, self.most, row.request.remaining - 1))
-        return (Offer(guess.source, guess.survival),) if guess.ids else ()
+        return (Offer(guess.source, guess.survival, watched=True),) if guess.ids else ()
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
         guesses = [self._guess_for(r.request, n) if n else LookupGuess() for r, n in zip(rows, lens, strict=True)]

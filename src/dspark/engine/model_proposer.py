@@ -1,6 +1,7 @@
 """Drafts from an independent smaller language model with the same tokenizer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,9 +9,10 @@ from torch import Tensor
 from dspark.config import Draft, SlotRule, Streams
 from dspark.engine.batcher import Row
 from dspark.engine.prefix import Prefix
-from dspark.engine.proposer import StatelessProposer, no_draft, streams_of
+from dspark.engine.proposer import Outlook, StatelessProposer, no_draft, streams_of
 from dspark.engine.request import Request
 from dspark.errors import DrafterError
+from dspark.schedule import Offer
 from dspark.target import PassRow, Target
 from dspark.verify import processed_probs, sample_draft
 
@@ -38,6 +40,12 @@ class ModelProposer(StatelessProposer):
 
     def open_pool(self, slots: int, device: torch.device) -> None:
         self._pool = self._decoder.new_pool(slots)
+
+    def offers(self, row: Row, outlook: Outlook) -> tuple[Offer, ...]:
+        """Nothing beyond the model's own context."""
+        (offer,) = super().offers(row, outlook)
+        room = max(0, self._context - row.request.num_tokens)
+        return (replace(offer, survival=offer.survival[:room]),) if room else ()
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
         lens = [max(0, min(n, self._context - r.request.num_tokens)) for r, n in zip(rows, lens, strict=True)]

@@ -79,7 +79,8 @@ class Scheduler:
         if not self.most or not any(row.max_draft for row in self._sampling):
             return [0] * len(self._sampling)
         decoding = sum(not row.prefill for row in rows)
-        allowed = self._guard is None or self._guard.allows(decoding, decoding < len(rows))
+        owned = any(row.request.id in self._own for row in rows)
+        allowed = self._guard is None or self._guard.allows(decoding, decoding == len(rows) and not owned)
         # A pause costs nothing: not even a look at what could be drafted.
         self._step = step = self._view(rows, looks=allowed or bool(self._own))
         if allowed:
@@ -116,13 +117,19 @@ class Scheduler:
     def observe(self, record: StepRecord) -> None:
         """Learn from the step just made."""
         done = {row.request_id: row for row in record.rows}
+        used = {
+            (choice.source, self._kind(row.request))
+            for row, choice in zip(self._sampling, self._choices, strict=True)
+            if not choice.trial
+        }
         for row, choice, (claimed, corrected) in zip(self._sampling, self._choices, self._claims, strict=True):
             result = done[row.request.id]
-            if result.source == "none" or not result.committed:
+            if result.source == "none" or not result.committed or choice.offer is None or choice.offer.watched:
                 continue
             source, kind = result.source, self._kind(row.request)
             if choice.trial:
-                self._estimates.fade(row.request.id, source, kind)
+                # What is known of a source that other rows use is of today.
+                self._estimates.fade(row.request.id, source, kind, shared=(source, kind) not in used)
                 if result.accepted:
                     self._trials.won((source, kind))
                     self._trials.won((row.request.id, source))
@@ -192,6 +199,8 @@ class Scheduler:
         tried = set(chosen)
         for i, (row, view, choice) in enumerate(zip(self._sampling, step.rows, choices, strict=True)):
             for offer in view.offers:
+                if offer.watched:
+                    continue
                 key = (offer.source, self._kind(row.request))
                 if offer.source == choice.source:
                     self._trials.used((row.request.id, offer.source))

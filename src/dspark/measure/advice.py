@@ -66,10 +66,11 @@ def _why_not(profile: Profile, survival: Survival, load: Load, row: PlanRow) -> 
     plain = step_parts(profile, load, 0).total
     steps = {k: step_parts(profile, load, k) for k in range(1, len(survival.slots) + 1)}
     room, block = max((plain * survival.kept(k) - (step.total - step.draft), k) for k, step in steps.items())
-    if room > USUAL_DRAFT_SHARE * plain and profile.block:
+    if room > USUAL_DRAFT_SHARE * plain and profile.block and survival.passes:
+        runs = 1 - (1 - survival.passes) ** load.rows  # share of steps that need the drafter
         return (
             f"The drafter is too slow for this target: {block} tokens take it {steps[block].draft:.1f} ms beside a "
-            f"plain step of {plain:.1f} ms, and at this acceptance they pay below {room:.1f} ms."
+            f"plain step of {plain:.1f} ms, and at this acceptance they pay below {room / runs:.1f} ms."
         )
     needed = "even certain drafts would not pay" if row.break_even is None else f"{row.break_even:.0%} is needed"
     return (

@@ -1,8 +1,8 @@
 """Short runs of the engine: how far drafts survive, and whether steps cost what the profile says."""
 
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -10,6 +10,7 @@ from statistics import median
 
 from dspark.config import SamplingParams, StepRecord
 from dspark.engine import Engine, Output
+from dspark.engine.lookup import LookupProposer
 from dspark.errors import DataError
 from dspark.measure.plan import Survival
 from dspark.measure.workloads import WORKLOADS
@@ -88,13 +89,18 @@ def check_profile(
     )
 
 
-def survival_of(verified: Sequence[int], accepted: Sequence[int], steps: int) -> Survival | None:
-    """From counts per slot over `steps` decoding steps; None without a draft."""
+def survival_of(
+    verified: Sequence[int], accepted: Sequence[int], steps: int, sources: Mapping[str, int]
+) -> Survival | None:
+    """From counts per slot over `steps` decoding steps, and steps by source; None without a draft."""
     if not steps or not verified or not verified[0]:
         return None
     shares = [a / v if v else 0.0 for a, v in zip(accepted, verified, strict=True)]
+    drafts = {source: count for source, count in sources.items() if source != "none"}
+    looked_up = sum(drafts.get(source, 0) for source in LookupProposer.sources)
+    passes = 1 - looked_up / max(1, sum(drafts.values()))
     # Later slots are verified less often (ends of answers), so that their share may come out a little higher.
-    return Survival(tuple(accumulate(shares, min)), min(1.0, verified[0] / steps))
+    return Survival(tuple(accumulate(shares, min)), min(1.0, verified[0] / steps), passes)
 
 
 def survival_of_outputs(outputs: Sequence[Output], slots: int) -> Survival | None:
@@ -104,7 +110,7 @@ def survival_of_outputs(outputs: Sequence[Output], slots: int) -> Survival | Non
         _summed([s.slot_verified for s in stats], slots),
         _summed([s.slot_accepted for s in stats], slots),
     )
-    return survival_of(verified, accepted, sum(s.steps for s in stats))
+    return survival_of(verified, accepted, sum(s.steps for s in stats), _total(s.sources for s in stats))
 
 
 def measure_survival(
@@ -128,19 +134,25 @@ def read_survival(path: Path, temperature: float) -> tuple[Survival, dict[str, S
         cells = [(str(c["set"]), float(c["temperature"]), c) for c in values["cells"]]
         chosen = {name: cell for name, at, cell in cells if at == temperature}
         counts = {
-            n: (list(map(int, c["slot_verified"])), list(map(int, c["slot_accepted"])), int(c["steps"]))
+            n: (
+                list(map(int, c["slot_verified"])),
+                list(map(int, c["slot_accepted"])),
+                int(c["steps"]),
+                {str(source): int(count) for source, count in c["sources"].items()},
+            )
             for n, c in chosen.items()
         }
         kinds = {n: found for n, each in counts.items() if (found := survival_of(*each)) is not None}
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); {again}.") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} does not hold acceptance counts ({type(error).__name__} {error}); {again}.") from None
-    slots = max((len(verified) for verified, _, _ in counts.values()), default=0)
+    slots = max((len(verified) for verified, *_ in counts.values()), default=0)
     together = survival_of(
-        _summed([verified for verified, _, _ in counts.values()], slots),
-        _summed([accepted for _, accepted, _ in counts.values()], slots),
-        sum(steps for _, _, steps in counts.values()),
+        _summed([verified for verified, *_ in counts.values()], slots),
+        _summed([accepted for _, accepted, *_ in counts.values()], slots),
+        sum(steps for _, _, steps, _ in counts.values()),
+        _total(sources for *_, sources in counts.values()),
     )
     if together is None:
         known = sorted({f"{at:g}" for _, at, _ in cells})
@@ -155,12 +167,20 @@ def _summed(counts: Sequence[Sequence[int]], slots: int) -> list[int]:
     return [sum(each[slot] for each in counts if slot < len(each)) for slot in range(slots)]
 
 
-def measured_latency_ms(engine: Engine, rows: int, params: SamplingParams) -> float:
-    """Milliseconds per token and request while `rows` requests decode together."""
+def _total(sources: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
+    total: Counter[str] = Counter()
+    for each in sources:
+        total.update(each)
+    return total
+
+
+def measured_latency_ms(engine: Engine, rows: int, params: SamplingParams) -> float | None:
+    """Milliseconds per token and request while `rows` requests decode together; None where they never do, since the
+    cache does not hold them all or the first end before the last begin."""
     prompts = [ids for i in range(rows) for ids in prompts_of(engine, KINDS[i % len(KINDS)], 1, first=i)]
     records = [record for record in decoding_steps(engine, prompts, params) if len(record.rows) == rows]
     tokens = sum(row.committed for record in records for row in record.rows)
-    return rows * sum(record.times.step_ms for record in records) / tokens
+    return rows * sum(record.times.step_ms for record in records) / tokens if tokens else None
 
 
 def check_runs() -> Iterator[tuple[int, int]]:

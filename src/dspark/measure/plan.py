@@ -5,7 +5,7 @@ with plain steps, that is the speed-up everything here is about.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -19,7 +19,8 @@ _FINE = 1e-4  # of an acceptance
 @dataclass(frozen=True, slots=True)
 class Survival:
     """How far drafts survive: `slots[k]` = share of drafts whose tokens 0..k are all kept; `coverage` = share of steps
-    that have a draft at all (lookups often find none).
+    that have a draft at all (lookups often find none); `passes` = share of drafts that took a pass of the drafter (the
+    others were looked up).
 
     Raises:
         SettingsError: not between 0 and 1, or survivals that rise.
@@ -27,9 +28,10 @@ class Survival:
 
     slots: tuple[float, ...]
     coverage: float = 1.0
+    passes: float = 1.0
 
     def __post_init__(self) -> None:
-        values = (*self.slots, self.coverage)
+        values = (*self.slots, self.coverage, self.passes)
         if not self.slots or not all(isinstance(v, int | float) and 0 <= v <= 1 for v in values):
             raise SettingsError(
                 f"The acceptance is {list(values)}; allowed are shares from 0 to 1, one per draft slot."
@@ -103,12 +105,22 @@ class PlanRow:
         return self.speedup[self.best - 1] if self.best else 1.0
 
 
-def step_parts(profile: Profile, load: Load, block: int) -> StepParts:
-    """A step in which every request drafts and verifies `block` tokens; 0 is plain decoding."""
+def step_parts(profile: Profile, load: Load, block: int, passes: float = 1.0) -> StepParts:
+    """A step in which every request drafts and verifies `block` tokens, for a share `passes` of them by a pass of the
+    drafter; 0 is plain decoding."""
     tokens, sampled = load.rows * (1 + block), load.rows if load.sampled else 0
     weights, attention = profile.pass_parts(tokens, load.rows, load.context)
-    draft, host = profile.draft_ms(load.rows, block, sampled), profile.host_ms(load.rows, tokens, sampled)
-    return StepParts(draft, weights, attention, host)
+    host = profile.host_ms(load.rows, tokens, sampled)
+    return StepParts(_drafting_ms(profile, load, block, passes), weights, attention, host)
+
+
+def _drafting_ms(profile: Profile, load: Load, block: int, passes: float) -> float:
+    """The drafter runs in a step where any request needs it, for those that do."""
+    if not passes:
+        return 0.0
+    runs = 1 - (1 - passes) ** load.rows  # chance that one does
+    drafted = max(1, round(load.rows * passes / runs))  # requests that do where any does
+    return runs * profile.draft_ms(drafted, block, drafted if load.sampled else 0)
 
 
 def latency_ms(profile: Profile, load: Load, survival: Survival, block: int) -> float:
@@ -116,7 +128,7 @@ def latency_ms(profile: Profile, load: Load, survival: Survival, block: int) -> 
     plain = step_parts(profile, load, 0).total
     if not block:
         return plain
-    drafted = step_parts(profile, load, block).total
+    drafted = step_parts(profile, load, block, survival.passes).total
     share = survival.coverage
     kept = share * survival.kept(block) + 1 - share
     return (share * drafted + (1 - share) * plain) / kept
@@ -132,7 +144,7 @@ def article_latency_ms(profile: Profile, load: Load, survival: Survival, block: 
     forward = profile.pass_ms(load.rows, load.rows, load.context)
     if not block:
         return forward
-    parts = step_parts(profile, load, block)
+    parts = step_parts(profile, load, block, survival.passes)
     correction = (1 - survival.slots[block - 1]) * forward / block
     return parts.draft / block + max((parts.weights + parts.attention) / (1 + block), correction)
 
@@ -150,11 +162,13 @@ def best_block(speedup: Sequence[float]) -> int:
     return best + 1 if speedup[best] > 1 else 0
 
 
-def break_even(profile: Profile, load: Load, slots: int, coverage: float = 1.0) -> float | None:
-    """The smallest acceptance, the same for every slot, above which some block of up to `slots` tokens pays."""
+def break_even(profile: Profile, load: Load, slots: int, coverage: float = 1.0, passes: float = 1.0) -> float | None:
+    """The smallest acceptance, the same for every slot, above which some block of up to `slots` tokens pays; `coverage`
+    and `passes` as in `Survival`."""
 
     def pays(alpha: float) -> bool:
-        return best_block(speedups(profile, load, Survival.constant(alpha, slots, coverage))) > 0
+        survival = replace(Survival.constant(alpha, slots, coverage), passes=passes)
+        return best_block(speedups(profile, load, survival)) > 0
 
     if not pays(1.0):
         return None
@@ -180,8 +194,8 @@ def plan(
                 concurrency=count,
                 speedup=speedup,
                 best=best,
-                break_even=break_even(profile, load, len(survival.slots), survival.coverage),
-                parts=step_parts(profile, load, best),
+                break_even=break_even(profile, load, len(survival.slots), survival.coverage, survival.passes),
+                parts=step_parts(profile, load, best, survival.passes),
                 plain_ms=latency_ms(profile, load, survival, 0),
                 ours_ms=latency_ms(profile, load, survival, shown),
                 article_ms=article_latency_ms(profile, load, survival, shown),

@@ -63,11 +63,11 @@ class CostDrift:
             # Bounded as far above as below: noise, which is often larger than what is looked for, shall cancel.
             self._added = self._added * keep + min(max(added, (2 - MOST) * predicted), MOST * predicted)
             self._predicted = self._predicted * keep + predicted
-        self.rest = _followed(self.rest, rest_ms / (plain_ms + self.more * (full_ms - plain_ms)))
+        before, self.rest = self.rest, _followed(self.rest, rest_ms / (plain_ms + self.more * (full_ms - plain_ms)))
         if drafting_ms > 0 and draft_ms > 0:
             self._follow_draft(draft_ms / drafting_ms)
-        elif not self._draft_steps:  # a machine that is faster or slower at the one is so at the other
-            self.draft = self.rest
+        else:  # a machine that has become faster or slower at the one has so at the other
+            self.draft *= self.rest / before
         # A profile's error is what it says, not what plans make of it: no correction here.
         self._whole = self._whole.observe(rest_ms + draft_ms, full_ms + drafting_ms, verified or drafting_ms > 0)
 

@@ -149,10 +149,11 @@ class Estimates:
             shared.learn(verified, corrected[verified])
             own.add(verified, corrected[verified])
 
-    def fade(self, request_id: int, source: str, kind: str) -> None:
-        """A source is tried again after a pause: what comes now shall count against what was before it."""
-        if shared := self._shared.get((source, kind)):
-            shared.fade()
+    def fade(self, request_id: int, source: str, kind: str, shared: bool = True) -> None:
+        """A source is tried again after a pause: what comes now shall count against what was before it, of this
+        request and, with `shared`, of all."""
+        if shared and (everyone := self._shared.get((source, kind))):
+            everyone.fade()
         if own := self._own.get(request_id, {}).get(source):
             own.fade(TRIAL_MEMORY)
 

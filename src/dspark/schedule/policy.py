@@ -16,7 +16,8 @@ class Offer:
 
     `survival[k]` is the probability that draft tokens 0..k are all kept, as the past has it: nothing of it may depend
     on tokens drawn in this step. `cost` is the drafter's time as a share of the step without it, 0 where unknown.
-    `confident` says that the drafted tokens will come with confidences.
+    `confident` says that the drafted tokens will come with confidences; `watched` that the source learns from every
+    step what its tokens are worth, also where they were not used, so that it need not be tried.
     """
 
     source: str
@@ -24,6 +25,7 @@ class Offer:
     drafter_pass: bool = False
     confident: bool = False
     cost: float = 0.0
+    watched: bool = False
 
     def kept(self, length: int) -> float:
         """Expected draft tokens kept when `length` are verified."""
