@@ -162,15 +162,15 @@ def section_threshold(bench: Bench) -> None:
 
 
 class PlannerClock:
-    """Milliseconds that an engine's scheduler takes in the steps that read no prompt, and the part of them in which
-    n-grams are looked up."""
+    """Milliseconds that an engine's scheduler takes in the steps that read no prompt: for plans, for looking up n-grams
+    meanwhile, and for learning from the step."""
 
     def __init__(self, engine: Engine):
-        self.planner = self.lookup = self.steps = 0.0
-        self._step = {"planner": 0.0, "lookup": 0.0}
+        self.spent = dict.fromkeys(("plan", "lookup", "learn"), 0.0)
+        self.steps, self._step = 0.0, dict(self.spent)
         scheduler, proposer = engine.loop.scheduler, engine.proposer
-        for name in ("draft_lens", "verify_lens", "observe"):
-            setattr(scheduler, name, self._timed(getattr(scheduler, name), "planner"))
+        for name, part in (("draft_lens", "plan"), ("verify_lens", "plan"), ("observe", "learn")):
+            setattr(scheduler, name, self._timed(getattr(scheduler, name), part))
         proposer.lookup.offers = self._timed(proposer.lookup.offers, "lookup")
         engine.listeners.append(self._finish)
 
@@ -185,10 +185,10 @@ class PlannerClock:
 
     def _finish(self, record: StepRecord) -> None:
         if not any(row.prefill for row in record.rows):
-            self.planner += self._step["planner"] - self._step["lookup"]
-            self.lookup += self._step["lookup"]
+            self._step["plan"] -= self._step["lookup"]
+            self.spent = {part: ms + self._step[part] for part, ms in self.spent.items()}
             self.steps += record.times.step_ms
-        self._step = {"planner": 0.0, "lookup": 0.0}
+        self._step = dict.fromkeys(self._step, 0.0)
 
 
 def section_profile_error(bench: Bench) -> None:
@@ -209,11 +209,11 @@ def section_profile_error(bench: Bench) -> None:
             steps = decoding_steps(engine, prompts, params)
             check = check_profile(costs, steps, temperature > 0, "dspark")
             rows.append([str(batch), f"{temperature:g}", str(check.steps), f"{check.error:.1%}", f"{check.factor:.2f}",
-                         f"{check.shape_error:.1%}", f"{clock.planner / clock.steps:.2%}",
-                         f"{clock.lookup / clock.steps:.2%}", f"{clock.steps / len(steps):.1f}"])  # fmt: skip
+                         f"{check.shape_error:.1%}", *(f"{ms / clock.steps:.2%}" for ms in clock.spent.values()),
+                         f"{clock.steps / len(steps):.1f}"])  # fmt: skip
     print("### Profile and planner, policy scheduled\n")
-    heads = ["batch", "T", "steps", "median error", "measured over predicted", "error without that", "planner's share",
-             "looking up", "step ms"]  # fmt: skip
+    heads = ["batch", "T", "steps", "median error", "measured over predicted", "error without that", "planning",
+             "looking up", "learning", "step ms"]  # fmt: skip
     print(markdown_table(heads, rows) + "\n", flush=True)
 
 
