@@ -1,5 +1,7 @@
 """Costs that a profile has wrong are corrected from what steps take, by part."""
 
+import random
+
 import pytest
 
 from dspark.schedule import StepView
@@ -45,6 +47,20 @@ def test_noise_larger_than_what_tokens_cost_cancels():
         predicted = PLAIN + TOKEN * drafts
         drift.observe(predicted * (noise if drafts else 1.0), 0.0, PLAIN, predicted, 0.0)
     assert drift.more == 1.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_machine_whose_speed_wanders_is_not_blamed_on_tokens(seed):
+    """One plain step in 50, drafts of 1 to 8 tokens, a speed that jumps by a quarter now and then, and noise."""
+    chance, drift, speed, worst = random.Random(seed), CostDrift(), 1.0, 1.0
+    for i in range(2000):
+        if chance.random() < 0.05:
+            speed = chance.uniform(0.8, 1.25)
+        length = 0 if i % 50 < 2 else chance.randint(1, 8)
+        predicted = PLAIN + TOKEN * length
+        drift.observe(predicted * speed * chance.gauss(1, 0.08), 0.0, PLAIN, predicted, 0.0)
+        worst = max(worst, drift.more, 1 / drift.more)
+    assert worst < 1.5 and drift.more == 1.0
 
 
 def test_a_machine_that_got_slower_between_plain_steps_is_not_blamed_on_tokens():

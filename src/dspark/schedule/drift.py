@@ -8,7 +8,7 @@ from dspark.schedule.profile import ProfileDrift
 MEMORY = 32  # steps after which an older one counts 1/e
 TOKEN_MEMORY = 256  # the same of pairs of steps: what draft tokens cost is a small difference of two noisy times
 MOST = 4.0  # factor by which one step may differ from what was expected of it
-DOUBT = 0.5  # predicted difference of such pairs, in plain steps, squared and summed, before it is doubted
+DOUBT = 1.5  # predicted difference of such pairs, in plain steps, squared and summed, before it is doubted
 DEAD_ZONE = 1.25  # smaller differences of what draft tokens cost are within a profile's own error
 
 
