@@ -167,11 +167,8 @@ class Guard:
             load.left -= math.ceil(load.left * (1 - 1 / CUT) / fewest)
 
     def ratio(self, rows: int) -> float | None:
-        """Time of a drafting step over that of a plain one; None until both are known, and where it is so long ago
-        that anything drafted that another moment of the machine may have left it."""
+        """Time of a drafting step over that of a plain one; None until both are known."""
         load = self._load(rows)
-        if load.since_draft >= load.stale:
-            load.drafting, load.since_draft, load.stale = _Mean(DRAFTING_MEMORY), 0, min(2 * load.stale, LONGEST_PAUSE)
         if not load.plain.count or load.drafting.count < RETRIED_FOR:
             return None
         return load.drafting.value / load.plain.value
@@ -199,6 +196,9 @@ class Guard:
         load.kept.add(sum(row.accepted + 1 for row in record.rows) / len(record.rows))
         if not drafted:
             load.since_draft += 1
+            if load.since_draft >= load.stale:  # another moment of the machine may have left this behind
+                load.drafting, load.since_draft = _Mean(DRAFTING_MEMORY), 0
+                load.stale = min(2 * load.stale, LONGEST_PAUSE)
             return
         load.since_draft = 0
         load.drafting.add(_usual(time, load.drafting))

@@ -48,7 +48,6 @@ class ModelProposer(StatelessProposer):
         return (replace(offer, survival=offer.survival[:room]),) if room else ()
 
     def propose(self, rows: Sequence[Row], lens: Sequence[int], streams: Streams) -> Draft:
-        lens = [max(0, min(n, self._context - r.request.num_tokens)) for r, n in zip(rows, lens, strict=True)]
         active = [i for i, n in enumerate(lens) if n]
         if not active:
             return no_draft(len(rows))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from dspark.measure.plan import Load, PlanRow, Survival, best_block, break_even, speedups, step_parts
+from dspark.measure.plan import Load, PlanRow, Survival, best_block, break_even, drafter_runs, speedups, step_parts
 from dspark.schedule.profile import Profile
 
 # A drafting model much larger than this share of its target's cost has to be right nearly always.
@@ -67,10 +67,10 @@ def _why_not(profile: Profile, survival: Survival, load: Load, row: PlanRow) -> 
     steps = {k: step_parts(profile, load, k) for k in range(1, len(survival.slots) + 1)}
     room, block = max((plain * survival.kept(k) - (step.total - step.draft), k) for k, step in steps.items())
     if room > USUAL_DRAFT_SHARE * plain and profile.block and survival.passes:
-        runs = 1 - (1 - survival.passes) ** load.rows  # share of steps that need the drafter
+        worth = room / drafter_runs(load, survival.passes)
         return (
             f"The drafter is too slow for this target: {block} tokens take it {steps[block].draft:.1f} ms beside a "
-            f"plain step of {plain:.1f} ms, and at this acceptance they pay below {room / runs:.1f} ms."
+            f"plain step of {plain:.1f} ms, and at this acceptance they pay below {worth:.1f} ms."
         )
     needed = "even certain drafts would not pay" if row.break_even is None else f"{row.break_even:.0%} is needed"
     return (

@@ -114,11 +114,16 @@ def step_parts(profile: Profile, load: Load, block: int, passes: float = 1.0) ->
     return StepParts(_drafting_ms(profile, load, block, passes), weights, attention, host)
 
 
+def drafter_runs(load: Load, passes: float) -> float:
+    """Share of drafting steps in which any request needs the drafter, when a share `passes` of the drafts does."""
+    return 1 - (1 - passes) ** load.rows
+
+
 def _drafting_ms(profile: Profile, load: Load, block: int, passes: float) -> float:
     """The drafter runs in a step where any request needs it, for those that do."""
     if not passes:
         return 0.0
-    runs = 1 - (1 - passes) ** load.rows  # chance that one does
+    runs = drafter_runs(load, passes)
     drafted = max(1, round(load.rows * passes / runs))  # requests that do where any does
     return runs * profile.draft_ms(drafted, block, drafted if load.sampled else 0)
 

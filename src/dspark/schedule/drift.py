@@ -21,10 +21,7 @@ class CostDrift:
 
     def __init__(self) -> None:
         self.draft = self.rest = 1.0
-        self._over, self._seen = (
-            0.0,
-            0.0,
-        )  # of pairs: products of what was not predicted, and of what was, with the latter
+        self._over = self._seen = 0.0  # over pairs of steps: sums of (not predicted * predicted) and of predicted ** 2
         self._last: tuple[float, float] | None = None  # time of the last step and of its draft tokens, in plain steps
         self._draft_steps = 0
         self._whole = ProfileDrift()
