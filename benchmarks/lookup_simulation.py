@@ -53,7 +53,7 @@ class Tally:
 def only_table(table: CorpusTable) -> Guess:
     def guess(proposer: LookupProposer, request: Request, length: int) -> LookupGuess:
         ids, chances, order = table_chain(table, request.tokens(max(0, request.num_tokens - table.longest)), length)
-        return LookupGuess(tuple(ids), "table", order, tuple(chances), ("table",) * len(ids))
+        return LookupGuess(tuple(ids), "table", order, tuple(chances), kinds=("table",) * len(ids))
 
     return guess
 

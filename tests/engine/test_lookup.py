@@ -168,6 +168,20 @@ def test_estimates_follow_what_was_kept_source_by_source():
     assert hot.estimates == LookupProposer(table).guess(request([7, 0, 1], temperature=1.0), 1).estimates
 
 
+def test_a_request_that_goes_other_ways_than_guessed_is_believed_less_than_one_that_follows():
+    table = counted(*[[0, 1, 5]] * 3)
+    proposer = LookupProposer(table)
+    astray, along = request([7, 0, 1], number=1), request([7, 0, 1], number=2)
+    for _ in range(12):
+        proposer.observe_outcome(proposer.guess(astray, 1), [9])
+        proposer.observe_outcome(proposer.guess(along, 1), [5])
+    bad, good = proposer.guess(astray, 1), proposer.guess(along, 1)
+    assert bad.expected == good.expected  # the same kind
+    assert bad.estimates[0] < 0.8 * good.estimates[0]
+    proposer.release(astray)
+    assert bad.estimates < proposer.guess(astray, 1).estimates <= good.estimates
+
+
 # In an engine ----------------------------------------------------------------------------------------------------
 
 

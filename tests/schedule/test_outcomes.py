@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.schedule.outcomes import LAST_SLOT, PRIOR_WEIGHT, OutcomeRates
+from dspark.schedule.outcomes import LAST_SLOT, PRIOR_WEIGHT, OutcomeRates, Shortfall
 
 NEVER = 1e9  # a half-life under which nothing is forgotten
 
@@ -52,3 +52,40 @@ def test_old_outcomes_fade():
         rates.observe("a", 1, 1)
     assert low < 0.25 and rates.rate("a", 0) > 0.6
     assert low > 0 and rates.rate("a", 0) < 1
+
+
+def after(shortfall, owner, expected, kept, times):
+    for _ in range(times):
+        shortfall.observe(owner, [expected], kept)
+    return shortfall.factor(owner)
+
+
+def test_guesses_that_fail_are_believed_less_and_good_ones_no_more():
+    assert Shortfall().factor(0) == 1
+    low = after(Shortfall(), 0, 0.5, 0, times=200)
+    assert 0 < low < 0.3
+    assert after(Shortfall(), 0, 0.5, 1, times=200) == 1
+
+
+def test_owners_differ_and_new_ones_begin_as_all_do_of_late():
+    shortfall = Shortfall()
+    after(shortfall, 1, 0.5, 1, times=40)
+    bad = after(shortfall, 2, 0.5, 0, times=40)
+    good, new = shortfall.factor(1), shortfall.factor(3)
+    assert bad < new < good
+    shortfall.release(2)
+    assert shortfall.factor(2) == new
+
+
+def test_a_shortfall_is_forgotten_when_guesses_are_right_again():
+    shortfall = Shortfall()
+    low = after(shortfall, 0, 0.5, 0, times=200)
+    assert after(shortfall, 0, 0.5, 1, times=30) > 2 * low
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.floats(0, 1), max_size=4), st.integers(0, 4)), max_size=60))
+def test_a_factor_stays_between_nothing_and_one(outcomes):
+    shortfall = Shortfall()
+    for owner, expected, accepted in outcomes:
+        shortfall.observe(owner, expected, min(accepted, len(expected)))
+        assert all(0 < shortfall.factor(owner) <= 1 for owner in range(4))

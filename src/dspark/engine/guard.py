@@ -153,8 +153,8 @@ class Guard:
         self.looks = Looks()  # those of the load of the step under way
 
     def allows(self, rows: int, measures: bool) -> bool:
-        """Whether the step to come, of `rows` decoding rows, may draft; `measures` says that it is told to `observe`
-        and can be compared with others. Call it once per step."""
+        """Whether the step to come, of `rows` sampling rows, may draft; `measures` says that it is told to `observe` and
+        can be compared with others. Call it once per step."""
         load = self._load(rows)
         self.looks = load.looks
         self._rests = self._is_rest(load, rows, measures) or not self.looks.due()

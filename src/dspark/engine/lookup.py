@@ -4,6 +4,7 @@ Both are functions of committed tokens, so drafts are point masses, and so are t
 same kind were right before. Any plan may use them (docs/exactness.md, clause 4).
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,7 +20,7 @@ from dspark.engine.proposer import Outlook, StatelessProposer
 from dspark.engine.request import Request
 from dspark.schedule import Offer
 from dspark.schedule.calibration import bucket_of
-from dspark.schedule.outcomes import OutcomeRates
+from dspark.schedule.outcomes import OutcomeRates, Shortfall
 
 OWN, TABLE = "lookup", "table"  # as records name them
 MIN_ORDER, MAX_ORDER = 1, 4  # longer matches in the request's own text add nothing
@@ -44,14 +45,18 @@ _MOST = 0.95  # what the surest kind of them is worth
 
 @dataclass(frozen=True, slots=True)
 class LookupGuess:
-    """One request's draft. `estimates[k]` is the chance that token k is kept if all before it are; `kinds` are what the
-    estimates are shared by. `order` is the length of the match, 0 where nothing was found."""
+    """One request's draft. `estimates[k]` is the chance that token k is kept if all before it are: what the token's
+    kind is worth, `expected[k]`, times how far the request's guesses fall short of that. `kinds` are what is shared by
+    all requests, `owner` range of temperature and request. `order` is the length of the match, 0 where nothing was
+    found."""
 
     ids: tuple[int, ...] = ()
     source: str = "none"
     order: int = 0
     estimates: tuple[float, ...] = ()
+    expected: tuple[float, ...] = ()
     kinds: tuple[Hashable, ...] = ()
+    owner: tuple[str, int] | None = None
 
     @property
     def survival(self) -> tuple[float, ...]:
@@ -62,7 +67,13 @@ class LookupGuess:
         """Its first tokens."""
         if length >= len(self.ids):
             return self
-        return replace(self, ids=self.ids[:length], estimates=self.estimates[:length], kinds=self.kinds[:length])
+        return replace(
+            self,
+            ids=self.ids[:length],
+            estimates=self.estimates[:length],
+            expected=self.expected[:length],
+            kinds=self.kinds[:length],
+        )
 
 
 class NgramIndex:
@@ -135,6 +146,7 @@ class LookupProposer(StatelessProposer):
         self._reach = table.longest if table else 0
         self._indexes: dict[int, NgramIndex] = {}
         self._rates = OutcomeRates(prior)
+        self._shortfalls: dict[str, Shortfall] = defaultdict(Shortfall)  # by range of temperature
         self._open: dict[int, tuple[int, LookupGuess]] = {}  # by request: tokens it had, and the guess made then
 
     def guess(self, request: Request, length: int) -> LookupGuess:
@@ -147,12 +159,13 @@ class LookupProposer(StatelessProposer):
             last_ids = request.tokens(max(0, request.num_tokens - self._reach))
             ids, chances, reached = table_chain(self._table, last_ids, length)
             if ids:
-                return self._estimated(ids, TABLE, reached, [(TABLE, bucket, _step(chance)) for chance in chances])
+                kinds = [(TABLE, bucket, _step(chance)) for chance in chances]
+                return self._estimated(request, ids, TABLE, reached, kinds)
         if not own:
             return LookupGuess()
         if order < TRUSTED_ORDER:
             own = own[:1]
-        return self._estimated(own, OWN, order, [(OWN, bucket, order)] * len(own))
+        return self._estimated(request, own, OWN, order, [(OWN, bucket, order)] * len(own))
 
     def observe_outcome(self, guess: LookupGuess, committed: Sequence[int]) -> None:
         """Learn from the tokens that the request got where `guess` was made.
@@ -162,6 +175,9 @@ class LookupProposer(StatelessProposer):
         decided = min(len(guess.ids), len(committed))
         accepted = next((k for k in range(decided) if guess.ids[k] != committed[k]), decided)
         self._rates.observe_each(guess.kinds[:decided], accepted)
+        if guess.owner is not None:
+            bucket, request_id = guess.owner
+            self._shortfalls[bucket].observe(request_id, guess.expected[:decided], accepted)
 
     def offers(self, row: Row, outlook: Outlook) -> tuple[Offer, ...]:
         guess = self._guess_for(row.request, min(row.max_draft, self.most, row.request.remaining - 1))
@@ -191,6 +207,7 @@ class LookupProposer(StatelessProposer):
     def release(self, request: Request) -> None:
         self._indexes.pop(request.id, None)
         self._open.pop(request.id, None)
+        self._shortfalls[bucket_of(request.params.temperature)].release(request.id)
 
     def _guess_for(self, request: Request, length: int) -> LookupGuess:
         """The guess of this step, made once however often it is asked for."""
@@ -200,8 +217,13 @@ class LookupProposer(StatelessProposer):
             self._open[request.id] = (request.num_tokens, guess)
         return guess.cut(length)
 
-    def _estimated(self, ids: Sequence[int], source: str, order: int, kinds: Sequence[Hashable]) -> LookupGuess:
-        return LookupGuess(tuple(ids), source, order, self._rates.rates(kinds), tuple(kinds))
+    def _estimated(
+        self, request: Request, ids: Sequence[int], source: str, order: int, kinds: Sequence[Hashable]
+    ) -> LookupGuess:
+        owner = bucket_of(request.params.temperature), request.id
+        factor, expected = self._shortfalls[owner[0]].factor(request.id), self._rates.rates(kinds)
+        estimates = tuple(chance * factor for chance in expected)
+        return LookupGuess(tuple(ids), source, order, estimates, expected, tuple(kinds), owner)
 
 
 def _step(chance: float) -> int:

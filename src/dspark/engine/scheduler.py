@@ -78,15 +78,16 @@ class Scheduler:
         self._choices, self._step = (NO_DRAFT,) * len(self._sampling), None
         if not self.most or not any(row.max_draft for row in self._sampling):
             return [0] * len(self._sampling)
-        decoding = sum(not row.prefill for row in rows)
-        owned = any(row.request.id in self._own for row in rows)
-        allowed = self._guard is None or self._guard.allows(decoding, decoding == len(rows) and not owned)
+        # Rows that are about to decode count too: a pause holds while one of the places is filled again.
+        sampling = len(self._sampling)
+        comparable = not any(row.prefill or row.request.id in self._own for row in rows)
+        allowed = self._guard is None or self._guard.allows(sampling, comparable)
         # A pause costs nothing: not even a look at what could be drafted.
         self._step = step = self._view(rows, looks=allowed or bool(self._own))
         if allowed:
             choices = self._mixed(self._policy).draft_lens(step)
             if self._guard is not None and not self._plans:
-                ratio = self._guard.ratio(decoding)
+                ratio = self._guard.ratio(sampling)
                 choices = tuple(
                     choice if row.request.id in self._own else _worthwhile(choice, ratio)
                     for row, choice in zip(self._sampling, choices, strict=True)
