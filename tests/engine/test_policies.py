@@ -103,6 +103,21 @@ def test_in_a_pause_nothing_is_looked_up(policy, target, plain, monkeypatch):
     assert [o.token_ids for o in outputs] == [a.token_ids for a in plain["greedy"]]
 
 
+def test_the_pause_of_a_full_batch_holds_while_a_place_is_filled_again(target, monkeypatch):
+    m.Clock(monkeypatch, target)
+    monkeypatch.setattr("dspark.engine.scheduler.Guard.allows", lambda guard, rows, measures: rows < 3)
+    engine = m.engine_on(target, s.bigram_proposer(target), policy="history", max_batch=3)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(prompt, s.greedy(max_tokens=10 + 20 * i))
+    records = []
+    while engine.num_requests:
+        records.append(engine.step())
+    of_three = [record for record in records if sum(row.committed > 0 for row in record.rows) == 3]
+    filled = [record for record in of_three if 0 < sum(row.prefill > 0 for row in record.rows) < 3]
+    assert filled and not any(row.drafted for record in of_three for row in record.rows)
+    assert any(row.drafted for record in records for row in record.rows)
+
+
 WRONG = {
     "everything three times too dear": m.Machine(lambda tokens: 27.0 + 3.0 * tokens, draft=6.0, slot=0.6, host=1.5),
     "tokens too dear": m.Machine(lambda tokens: 7.0 + 3.0 * tokens, draft=2.0, slot=0.2, host=0.5),
