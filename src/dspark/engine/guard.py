@@ -22,7 +22,6 @@ PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what pl
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
 MOST_OFTEN = 4  # times as often until there are twice as many
 PLAIN_MEMORY, DRAFTING_MEMORY, GAIN_MEMORY = 16.0, 96.0, 16.0
-CROWD_MEMORY = 48.0  # of drafting steps with several rows: each says more, and what they say is to be found out sooner
 LOOK_BUDGET = 0.25  # plain steps that looks for drafts may cost more than these save, before half as many are made
 RAREST_LOOK = 8  # steps
 FIRST_STALE = 256  # steps without a draft after which what drafts cost is measured again; then after twice as many
@@ -126,10 +125,10 @@ class _Load:
     """What steps of about this many rows took and brought. Times are in steps without drafts as the costs have them, so
     that rows and contexts may differ; in ms where there are no costs."""
 
-    plain: _Mean  # of steps that looked for no draft
-    drafting: _Mean  # of steps with a draft
-    looking: _Mean  # of steps with a draft or a look for one
-    kept: _Mean  # tokens per row of those
+    plain: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))  # of steps that looked for no draft
+    drafting: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft
+    looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
+    kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
     since_plain: int = 0
     since_draft: int = 0
     stale: int = FIRST_STALE
@@ -198,7 +197,7 @@ class Guard:
         if not drafted:
             load.since_draft += 1
             if load.since_draft >= load.stale:  # another moment of the machine may have left this behind
-                load.drafting, load.since_draft = _Mean(load.drafting.memory), 0
+                load.drafting, load.since_draft = _Mean(DRAFTING_MEMORY), 0
                 load.stale = min(2 * load.stale, LONGEST_PAUSE)
             return
         load.since_draft = 0
@@ -236,11 +235,7 @@ class Guard:
         load.kept.count, load.looking.count, load.drafting.count = RETRIED_FOR, RETRIED_FOR, RETRIED_FOR
 
     def _load(self, rows: int) -> _Load:
-        size = rows.bit_length()
-        if size not in self._loads:
-            memory = DRAFTING_MEMORY if rows <= 1 else CROWD_MEMORY
-            self._loads[size] = _Load(_Mean(PLAIN_MEMORY), *(_Mean(memory) for _ in range(3)))
-        return self._loads[size]
+        return self._loads.setdefault(rows.bit_length(), _Load())
 
 
 def _usual(time: float, mean: _Mean) -> float:
