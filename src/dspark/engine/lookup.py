@@ -153,19 +153,19 @@ class LookupProposer(StatelessProposer):
         """What may follow the request's tokens, `length` ids at most; no ids where nothing is found."""
         index = self._indexes.setdefault(request.id, NgramIndex())
         index.extend(request.tokens(len(index)))
-        bucket = bucket_of(request.params.temperature)
+        owner = bucket, _ = bucket_of(request.params.temperature), request.id
         own, order = index.continuation(length)
         if order < TRUSTED_ORDER and self._table is not None:
             last_ids = request.tokens(max(0, request.num_tokens - self._reach))
             ids, chances, reached = table_chain(self._table, last_ids, length)
             if ids:
                 kinds = [(TABLE, bucket, _step(chance)) for chance in chances]
-                return self._estimated(request, ids, TABLE, reached, kinds)
+                return self._estimated(owner, ids, TABLE, reached, kinds)
         if not own:
             return LookupGuess()
         if order < TRUSTED_ORDER:
             own = own[:1]
-        return self._estimated(request, own, OWN, order, [(OWN, bucket, order)] * len(own))
+        return self._estimated(owner, own, OWN, order, [(OWN, bucket, order)] * len(own))
 
     def observe_outcome(self, guess: LookupGuess, committed: Sequence[int]) -> None:
         """Learn from the tokens that the request got where `guess` was made.
@@ -218,10 +218,10 @@ class LookupProposer(StatelessProposer):
         return guess.cut(length)
 
     def _estimated(
-        self, request: Request, ids: Sequence[int], source: str, order: int, kinds: Sequence[Hashable]
+        self, owner: tuple[str, int], ids: Sequence[int], source: str, order: int, kinds: Sequence[Hashable]
     ) -> LookupGuess:
-        owner = bucket_of(request.params.temperature), request.id
-        factor, expected = self._shortfalls[owner[0]].factor(request.id), self._rates.rates(kinds)
+        bucket, request_id = owner
+        factor, expected = self._shortfalls[bucket].factor(request_id), self._rates.rates(kinds)
         estimates = tuple(chance * factor for chance in expected)
         return LookupGuess(tuple(ids), source, order, estimates, expected, tuple(kinds), owner)
 
