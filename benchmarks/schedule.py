@@ -18,10 +18,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
 import torch  # noqa: E402
 from schedule_runs import (  # noqa: E402
+    CONTROL,
     RANDOM,
     Bench,
     Setting,
-    ratios,
+    against_plain,
     rounds_of,
     savefig,
     shown,
@@ -45,7 +46,7 @@ LOSS = 0.02  # below plain decoding, that is allowed beside the control's spread
 
 def section_policies(bench: Bench) -> None:
     """`auto` against the best fixed length, which is chosen on the other rounds."""
-    modes = ["plain", *FIXED, "auto", "auto" + RANDOM, "plain again"]  # never-below shares them
+    modes = ["plain", *FIXED, "auto", "auto" + RANDOM, CONTROL]  # never-below shares them
     for batch in [b for b in bench.args.batches if b <= 8]:
         cells = bench.run(Setting(SHARED, bench.args.drafter, batch), modes, bench.args.kinds)
         print(f"### Policies, batch {batch}, T=0, drafter {bench.args.drafter}\n")
@@ -56,8 +57,8 @@ def section_policies(bench: Bench) -> None:
         for kind in bench.args.kinds:
             against, chosen = against_best(cells, kind)
             control = spread(cells, kind)
-            fixed = [f"{statistics.median(ratios(cells, mode, 'plain', kind)):.3f}" for mode in FIXED]
-            auto = shown(ratios(cells, "auto", "plain", kind))
+            fixed = [f"{statistics.median(against_plain(cells, mode, kind)):.3f}" for mode in FIXED]
+            auto = shown(against_plain(cells, "auto", kind))
             holds = statistics.median(against) >= 1 - control
             rows.append([kind, *fixed, auto, ", ".join(chosen), shown(against), f"{control:.1%}",
                          verdict(holds, control)])  # fmt: skip
@@ -84,11 +85,11 @@ def section_never_below(bench: Bench) -> None:
     for batch in bench.args.batches:
         for temperature in bench.args.temperatures:
             setting = Setting(SHARED, bench.args.drafter, batch, temperature)
-            cells = bench.run(setting, ["plain", *drafters, "plain again"], bench.args.kinds)
+            cells = bench.run(setting, ["plain", *drafters, CONTROL], bench.args.kinds)
             for mode, drafter in drafters.items():
                 for kind in bench.args.kinds if cells else ():
                     control = spread(cells, kind)
-                    against = ratios(cells, mode, "plain", kind)
+                    against = against_plain(cells, mode, kind)
                     same = "yes" if ratio(cells, mode, "plain", kind).same_work else "no"
                     holds = statistics.median(against) >= 1 - max(LOSS, control)
                     rows.append([drafter, str(batch), f"{temperature:g}", kind, shown(against), f"{control:.1%}",

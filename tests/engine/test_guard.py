@@ -1,9 +1,23 @@
 """Pauses and trials, on steps whose times the test makes up."""
 
+import math
+import random
+
 import pytest
 
 from dspark.config import RowRecord, StepRecord, StepTimes
-from dspark.engine.guard import FIRST_WAIT, FOLLOW_UPS, LOOK_BUDGET, RAREST_LOOK, Guard, Looks, Trials
+from dspark.engine.guard import (
+    FIRST_WAIT,
+    FOLLOW_UPS,
+    JUDGED_AFTER,
+    LOOK_BUDGET,
+    MOST_WEIGHT,
+    RAREST_LOOK,
+    Guard,
+    Looks,
+    Trials,
+)
+from dspark.schedule.drift import CostDrift
 
 PLAIN_MS = 10.0
 
@@ -17,6 +31,23 @@ def record(drafted: bool, accepted: int, ms: float, rows: int = 1, prefill: int 
     return StepRecord(0, rows * (1 + verified), 10, StepTimes(0.0, ms, 0.0), tuple(each))
 
 
+class Watched(Guard):
+    """A guard that is told what steps cost as the scheduler finds it out, from their times."""
+
+    def __init__(self):
+        super().__init__()
+        self._drift = CostDrift()
+
+    def took(self, record: StepRecord, plain_ms: float = PLAIN_MS, look_ms: float = 0.0, gain: float = 0.0) -> None:
+        """`plain_ms`: what such a step takes without drafts."""
+        ms, drafts = record.times.step_ms - look_ms, any(row.verified for row in record.rows)
+        cost = self._drift.drafts(len(record.rows), known=False)
+        if not any(row.prefill for row in record.rows):
+            self._drift.learn_drafts(cost, ms / plain_ms, 0.0, drafts)
+        ratio = cost.ratio(0.0, drafts)
+        self.observe(record, ratio * (1 + look_ms / ms), ratio * look_ms / ms, gain)
+
+
 def run(guard, steps, drafting_ms, accepted, rows=1) -> tuple[list[bool], float]:
     """Which steps drafted, and the time lost or won against plain decoding, in plain steps."""
     drafted, balance = [], 0.0
@@ -24,20 +55,20 @@ def run(guard, steps, drafting_ms, accepted, rows=1) -> tuple[list[bool], float]
         may = guard.allows(rows, True)
         kept = accepted(i) if may else 0
         ms = drafting_ms if may else PLAIN_MS
-        guard.observe(record(may, kept, ms, rows))
+        guard.took(record(may, kept, ms, rows))
         drafted.append(may)
         balance += (1 + kept) - ms / PLAIN_MS
     return drafted, balance
 
 
 def test_a_draft_that_pays_goes_on_and_a_few_plain_steps_keep_the_comparison_fresh():
-    drafted, balance = run(Guard(), 2000, 15.0, lambda i: 2)
+    drafted, balance = run(Watched(), 2000, 15.0, lambda i: 2)
     assert 0.985 < sum(drafted) / len(drafted) < 1
     assert balance > 0.98 * 2000 * 1.5
 
 
 def test_a_hopeless_draft_is_paused_and_stays_so_at_bounded_cost():
-    guard = Guard()
+    guard = Watched()
     drafted, _ = run(guard, 400, 20.0, lambda i: 0)
     assert sum(drafted) < 70
     drafted, balance = run(guard, 8000, 20.0, lambda i: 0)
@@ -49,7 +80,7 @@ def test_a_hopeless_draft_is_paused_and_stays_so_at_bounded_cost():
 
 
 def test_a_pause_ends_when_drafts_pay_again():
-    guard = Guard()
+    guard = Watched()
     run(guard, 200, 15.0, lambda i: 0)
     assert not guard.allows(1, True)
     drafted, _ = run(guard, 3000, 15.0, lambda i: 3)
@@ -65,14 +96,14 @@ def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
     """The next request's text may be of another kind."""
     waits = []
     for ends in (0, 1):
-        guard = Guard()
+        guard = Watched()
         run(guard, 2000, 20.0, lambda i: 0)
         assert not guard.allows(1, True)
         for _ in range(ends):
             guard.release()
         waits.append(until_retried(guard))
     assert 0 < waits[1] <= waits[0] / 3
-    guard, lost = Guard(), 0.0
+    guard, lost = Watched(), 0.0
     run(guard, 400, 20.0, lambda i: 0)
     for _ in range(40):
         lost -= run(guard, 200, 20.0, lambda i: 0)[1]
@@ -81,7 +112,7 @@ def test_a_pause_is_cut_when_a_request_ends_but_a_hopeless_draft_stays_cheap():
 
 
 def test_requests_that_come_and_go_in_a_crowd_do_not_end_its_pause():
-    guard, lost = Guard(), 0.0
+    guard, lost = Watched(), 0.0
     run(guard, 400, 20.0, lambda i: 0, rows=16)
     for _ in range(500):  # one of 16 ends every fourth step
         lost -= run(guard, 4, 20.0, lambda i: 0, rows=16)[1]
@@ -93,29 +124,42 @@ def test_requests_that_come_and_go_in_a_crowd_do_not_end_its_pause():
 
 def test_no_rest_is_taken_where_it_would_measure_nothing():
     """Such as beside a request that drafts by a policy of its own: the rest that is due waits, and drafts go on."""
-    guard = Guard()
+    guard = Watched()
     run(guard, 127, 15.0, lambda i: 2)
     while guard.allows(1, True):  # up to the rest that is due
-        guard.observe(record(True, 2, 15.0))
+        guard.took(record(True, 2, 15.0))
     assert all(guard.allows(1, False) for _ in range(300))
 
 
 def test_what_drafts_cost_is_forgotten_when_nothing_was_drafted_for_long():
-    guard = Guard()
+    guard = Watched()
     run(guard, 200, 15.0, lambda i: 2)
-    assert guard.ratio(1) == pytest.approx(1.5)
+    assert guard.ratio(1) == pytest.approx(1.5, rel=0.02)
     for _ in range(300):  # nothing is worth it at that ratio
-        assert guard.ratio(1) is None or guard.ratio(1) == pytest.approx(1.5)
+        assert guard.ratio(1) is None or guard.ratio(1) == pytest.approx(1.5, rel=0.02)
         guard.allows(1, True)
-        guard.observe(record(False, 0, PLAIN_MS))
+        guard.took(record(False, 0, PLAIN_MS))
     assert guard.ratio(1) is None
-    run(guard, 20, 12.0, lambda i: 2)
-    assert guard.ratio(1) == pytest.approx(1.2)
+    run(guard, 2000, 12.0, lambda i: 2)
+    assert 1.18 < guard.ratio(1) < 1.3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_machine_that_gets_faster_and_slower_is_not_taken_for_drafts_that_pay(seed):
+    """A speed that wanders by half within some hundred steps; eight requests, drafts of which too little is kept."""
+    chance, guard, drafted = random.Random(seed), Watched(), []
+    for i in range(3000):
+        speed = 1 + 0.25 * math.sin(i / 60)
+        may = guard.allows(8, True)
+        kept = int(may and chance.random() < 0.1)
+        guard.took(record(may, kept, PLAIN_MS * speed * (1.18 if may else 1.0) * chance.gauss(1, 0.05), rows=8))
+        drafted.append(may)
+    assert sum(drafted[300:]) < 0.1 * 2700
 
 
 def test_loads_are_judged_apart():
     """What does not pay in a crowd may pay for one."""
-    guard = Guard()
+    guard = Watched()
     run(guard, 200, 30.0, lambda i: 1, rows=32)
     assert guard.ratio(32) > 2
     drafted, _ = run(guard, 100, 12.0, lambda i: 1, rows=1)
@@ -123,36 +167,36 @@ def test_loads_are_judged_apart():
 
 
 def test_steps_that_read_prompts_and_single_hiccups_decide_nothing():
-    guard = Guard()
+    guard = Watched()
     run(guard, 100, 15.0, lambda i: 2)
     before = guard.ratio(1)
-    guard.observe(record(True, 0, 500.0, prefill=100))
+    guard.took(record(True, 0, 500.0, prefill=100))
     assert guard.ratio(1) == before
-    guard.observe(record(True, 2, 5000.0))
+    guard.took(record(True, 2, 5000.0))
     assert guard.ratio(1) < 1.2 * before and guard.allows(1, True)
 
 
 def test_steps_are_compared_by_what_they_should_take():
     """The batch shrinks: drafting steps of few requests are quicker than plain ones of many, and still do not pay."""
-    guard = Guard()
+    guard = Watched()
     allowed = []
     for i in range(400):
         plain_ms = 20.0 - i / 40  # the same power of two all along
         may = guard.allows(1, True)
-        guard.observe(record(may, 0, plain_ms * (1.3 if may else 1.0)), plain_ms)
+        guard.took(record(may, 0, plain_ms * (1.3 if may else 1.0)), plain_ms)
         allowed.append(may)
     assert guard.ratio(1) > 1.25 and sum(allowed[100:]) < 30
 
 
 def test_what_looking_for_drafts_costs_counts():
     """Drafts that pay for themselves, and not for the looks that find none."""
-    guard = Guard()
+    guard = Watched()
     allowed = []
     for i in range(2000):
         may = guard.allows(32, True)
         drafts = may and i % 8 == 0
         ms = PLAIN_MS * (1.05 if drafts else 1.04 if may else 1.0)
-        guard.observe(record(drafts, 0, ms, rows=32))
+        guard.took(record(drafts, 0, ms, rows=32), look_ms=0.04 * PLAIN_MS * may)
         allowed.append(may)
     assert sum(allowed[1000:]) < 200
 
@@ -191,17 +235,17 @@ def test_a_draft_that_loses_does_not_keep_the_next_from_being_found():
     """Whether drafts lose on average is for the guard to judge, which has to see some."""
     looks = Looks()
     taken = looks_taken(looks, 24, lambda look: -0.4)
-    assert len(taken) == 24
+    assert len(taken) >= JUDGED_AFTER / MOST_WEIGHT
 
 
 def test_what_few_requests_find_does_not_make_many_look():
-    guard = Guard()
+    guard = Watched()
 
     def looked(rows, steps, drafted):
         count = 0
         for _ in range(steps):
             may = guard.allows(rows, True)
-            guard.observe(record(may and drafted, 4, PLAIN_MS, rows=rows), PLAIN_MS, COST * PLAIN_MS, 0.5)
+            guard.took(record(may and drafted, 4, PLAIN_MS, rows=rows), PLAIN_MS, COST * PLAIN_MS, 0.5)
             count += may
         return count
 

@@ -18,14 +18,16 @@ MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much 
 MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
 CUT = 4  # a pause is that much shorter after the end of all its requests: the next ones' text may be of another kind
-PLAIN_EVERY = 128  # drafting steps after which one plain step refreshes what plain decoding costs
 FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
-MOST_OFTEN = 4  # times as often until there are twice as many
-PLAIN_MEMORY, DRAFTING_MEMORY, GAIN_MEMORY = 16.0, 96.0, 16.0
-LOOK_BUDGET = 0.25  # plain steps that looks for drafts may cost more than these save, before half as many are made
+# Drafting steps after which one plain step tells what drafts cost, and the same per gain: where drafts gain little, it
+# has to be known well and costs little to find out.
+PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN = 16, 128, 320
+DRAFTING_MEMORY, GAIN_MEMORY = 48.0, 16.0
+# Plain steps that looks for drafts may cost more than these save, before half as many are made; as many as a find of
+# late has saved, where that is more.
+LOOK_BUDGET = 0.1
 RAREST_LOOK = 8  # steps
 FIRST_STALE = 256  # steps without a draft after which what drafts cost is measured again; then after twice as many
-OUTLIER = 3.0  # a step that took this many times the mean counts as that many: the machine was busy
 
 Key = tuple[int | str, str]  # (request, source), or (source, kind of request)
 
@@ -104,7 +106,7 @@ class Looks:
     def due(self) -> bool:
         """Whether to look in this step. Call it once per step."""
         self._since += 1
-        if self._since < min(RAREST_LOOK, 1 << int(self._debt / LOOK_BUDGET)):
+        if self._since < min(RAREST_LOOK, 1 << int(self._debt / self._budget)):
             return False
         self.steps, self._since = self._since, 0
         return True
@@ -117,15 +119,18 @@ class Looks:
             # Drafts that lose are the guard's business; to stop looking would keep them from being judged.
             brought = max(0.0, self._gain.value)
         debt = self._debt + (cost - brought) * self.steps
-        self._debt = min(max(0.0, debt), LOOK_BUDGET * RAREST_LOOK.bit_length())
+        self._debt = min(max(0.0, debt), self._budget * RAREST_LOOK.bit_length())
+
+    @property
+    def _budget(self) -> float:
+        return max(LOOK_BUDGET, self._gain.value)
 
 
 @dataclass(slots=True)
 class _Load:
-    """What steps of about this many rows took and brought. Times are in steps without drafts as the costs have them, so
-    that rows and contexts may differ; in ms where there are no costs."""
+    """What steps of about this many rows cost, in plain steps, and brought."""
 
-    plain: _Mean = field(default_factory=lambda: _Mean(PLAIN_MEMORY))  # of steps that looked for no draft
+    plain: int = 0  # steps that looked for no draft
     drafting: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft
     looking: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # of steps with a draft or a look for one
     kept: _Mean = field(default_factory=lambda: _Mean(DRAFTING_MEMORY))  # tokens per row of those
@@ -140,8 +145,8 @@ class _Load:
 
 
 class Guard:
-    """Compares measured steps with drafts, and with looking for them, with steps that do neither, and pauses drafting
-    where those are faster.
+    """Holds what steps with drafts, and with looks for them, bring against what they have been measured to cost, in
+    steps that do neither, and pauses drafting where it is less. Sees to it that there are plain steps to measure by.
 
     Steps are kept apart by their number of rows, to the power of two. A pause ends after a number of steps that
     doubles with each loss; a few drafting steps then decide again.
@@ -157,7 +162,7 @@ class Guard:
         and can be compared with others. Call it once per step."""
         load = self._load(rows)
         self.looks = load.looks
-        self._rests = self._is_rest(load, rows, measures) or not self.looks.due()
+        self._rests = self._is_rest(load, measures) or not self.looks.due()
         return not self._rests
 
     def release(self) -> None:
@@ -167,32 +172,32 @@ class Guard:
             load.left -= math.ceil(load.left * (1 - 1 / CUT) / fewest)
 
     def ratio(self, rows: int) -> float | None:
-        """Time of a drafting step over that of a plain one; None until both are known."""
+        """Cost of a drafting step in plain ones; None until it is known."""
         load = self._load(rows)
-        if not load.plain.count or load.drafting.count < RETRIED_FOR:
+        if not load.plain or load.drafting.count < RETRIED_FOR:
             return None
-        return load.drafting.value / load.plain.value
+        return load.drafting.value
 
-    def observe(self, record: StepRecord, plain_ms: float = 1.0, look_ms: float = 0.0, gain: float = 0.0) -> None:
-        """Learn from a finished step; steps that read prompts are no measure of either kind.
+    def observe(self, record: StepRecord, cost: float, look: float = 0.0, gain: float = 0.0) -> None:
+        """Learn from a finished step; steps that read prompts are no measure.
 
         Args:
-            plain_ms: what such a step takes without drafts as far as costs are known, the unit of its time.
-            look_ms: what looking for its drafts took; part of the step's time.
+            cost: of the step, in plain ones, by what steps like it have been measured to cost of late.
+            look: the part of it that was looking for its drafts.
             gain: how much faster than plain decoding the drafts that it verified made it, as a share.
         """
         drafted = any(row.drafted for row in record.rows)
         if not self._rests:
-            self.looks.looked(look_ms / max(record.times.step_ms, 1e-9), gain if drafted else None)
+            self.looks.looked(look, gain if drafted else None)
         if not record.rows or any(row.prefill for row in record.rows):
             return
-        load, time = self._load(len(record.rows)), record.times.step_ms / plain_ms
+        load = self._load(len(record.rows))
         if self._rests and not drafted:
-            load.plain.add(_usual(time, load.plain))
+            load.plain += 1
             load.since_plain = 0
             return
         load.since_plain += 1
-        load.looking.add(_usual(time, load.looking))
+        load.looking.add(cost)
         load.kept.add(sum(row.accepted + 1 for row in record.rows) / len(record.rows))
         if not drafted:
             load.since_draft += 1
@@ -201,26 +206,26 @@ class Guard:
                 load.stale = min(2 * load.stale, LONGEST_PAUSE)
             return
         load.since_draft = 0
-        load.drafting.add(_usual(time, load.drafting))
+        load.drafting.add(cost)
         load.tested += min(len(record.rows), MOST_WEIGHT)
-        if load.plain.count:
-            self._judge(load, load.looking.value / load.plain.value)
+        if load.plain:
+            self._judge(load)
 
-    def _is_rest(self, load: _Load, rows: int, measures: bool) -> bool:
+    def _is_rest(self, load: _Load, measures: bool) -> bool:
         if load.left:
             load.left -= 1
             return True
-        if not measures:  # a rest would teach nothing of plain decoding
+        # A rest is held against drafts made since the last one, in steps that can be compared.
+        if not measures or load.since_draft >= load.since_plain:
             return False
-        known = load.plain.count
-        if known < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
+        if load.plain < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
             return True
-        # Where little is gained by drafting, as with many requests, little is lost by more of them.
-        often = min(max(rows, 1), MOST_OFTEN) if known < 2 * FIRST_PLAIN else 1
-        return load.since_plain >= PLAIN_EVERY // often
+        gain = load.kept.value / load.looking.value - 1 if load.looking.count else 0.0
+        return load.since_plain >= min(max(PLAIN_EVERY, EVERY_PER_GAIN * gain), RAREST_PLAIN)
 
-    def _judge(self, load: _Load, ratio: float) -> None:
-        """Go on or pause, once enough steps have been seen; `ratio` is their time over that of plain ones."""
+    def _judge(self, load: _Load) -> None:
+        """Go on or pause, once enough steps have been seen."""
+        ratio = load.looking.value
         gross = load.tested >= GROSS_AFTER and load.kept.value < GROSS * ratio
         if not gross and load.tested < load.judged_after:
             return
@@ -236,7 +241,3 @@ class Guard:
 
     def _load(self, rows: int) -> _Load:
         return self._loads.setdefault(rows.bit_length(), _Load())
-
-
-def _usual(time: float, mean: _Mean) -> float:
-    return min(time, OUTLIER * mean.value) if mean.count else time

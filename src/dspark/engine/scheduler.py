@@ -21,7 +21,7 @@ from dspark.schedule import (
     StepView,
 )
 from dspark.schedule.calibration import BUCKETS, RULES, Calibration, bucket_of
-from dspark.schedule.drift import CostDrift
+from dspark.schedule.drift import CostDrift, DraftCost
 from dspark.schedule.planner import PlannedPolicy, drafting_ms, gain
 
 _PAUSED = FixedPolicy(0)
@@ -164,8 +164,8 @@ class Scheduler:
         if looks:
             share = self._draft_share(tokens, len(rows), context, sampled)
             views = tuple(self._row_view(row, share) for row in self._sampling)
-        drift = self._drift
-        return StepView(views, tokens, len(rows), context, drift.draft, drift.rest, drift.more, sampled)
+        drift, cost = self._drift, self._draft_cost(len(self._sampling))
+        return StepView(views, tokens, len(rows), context, drift.draft, drift.rest, cost.more, cost.extra, sampled)
 
     def _row_view(self, row: Row, draft_share: float) -> RowView:
         request = row.request
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _measure(self, record: StepRecord) -> None:
         """How far measured times are from predicted ones; and what the guard has to know."""
-        step = self._step
+        step, times = self._step, record.times
         if step is None or any(row.prefill for row in record.rows):
             return
         verified, plain, full, drafting = record.tokens - step.tokens, 1.0, 1.0, 0.0
@@ -247,15 +247,25 @@ class Scheduler:
             curve = self._costs.step_times(step.tokens, verified, step.pass_rows, step.context, step.sampled_rows)
             plain, full = curve[0], curve[verified]
             drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
+        rest_ms, added = times.verify_ms + times.host_ms, full / plain - 1
+        decoding_ms = max(rest_ms - self._look_ms, 1e-9)
+        cost = self._draft_cost(len(self._sampling))
+        self._drift.learn_drafts(cost, decoding_ms / plain, added, verified > 0)
+        ratio = cost.ratio(added, verified > 0)
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
-            self._guard.observe(record, plain, self._look_ms, self._gain(step, record) if step.rows else 0.0)
+            plain_ms = decoding_ms / ratio
+            measured = ratio + (self._look_ms + times.draft_ms) / plain_ms
+            brought = self._gain(step, record) if step.rows else 0.0
+            self._guard.observe(record, measured, self._look_ms / plain_ms, brought)
         if self._costs is not None:
-            times = record.times
-            self._drift.observe(times.verify_ms + times.host_ms, times.draft_ms, plain, full, drafting)
+            self._drift.observe(rest_ms, times.draft_ms, plain, full, drafting, ratio)
             if self._on_wrong_costs is not None and self._drift.wrong:
                 call, self._on_wrong_costs = self._on_wrong_costs, None
                 call()
+
+    def _draft_cost(self, rows: int) -> DraftCost:
+        return self._drift.drafts(rows, self._costs is not None)
 
     def _gain(self, step: StepView, record: StepRecord) -> float:
         """What the step's drafts brought, as a share of a step without them. Where costs are unknown, drafts are taken

@@ -89,11 +89,12 @@ def _may_pay(
     most = sum(max(len(a), len(b)) for a, b in zip(by_cheap, by_pass, strict=True))
     base = _decoding_ms(step, costs, costs.step_times(step.tokens, most, *shape)[0])
     share = rows * (1 + LEAST_GAIN) / base  # tokens that a millisecond has to bring
-    least = share * costs.least_token_ms(step.tokens, most, *shape) * step.more_drift
+    least = share * costs.least_token_ms(step.tokens, most, *shape) * step.more_drift * step.extra_drift
     over = [sum(s - least for s in survival if s > least) for survival in by_cheap]
     more = [sum(s - least for s in survival if s > least) for survival in by_pass]
     more = sorted((max(0.0, b - a) for a, b in zip(over, more, strict=True)), reverse=True)
-    missing, drift = rows * LEAST_GAIN - sum(over), share * step.draft_drift / step.rest_drift
+    missing = rows * ((1 + LEAST_GAIN) * step.extra_drift - 1) - sum(over)
+    drift = share * step.draft_drift / step.rest_drift
     # A hair below, so that rounding leaves nothing out that would have been planned.
     return any(sum(more[:n]) - (costs.draft_times(n)[1] * drift if n else 0.0) >= missing - _NEVER for n in sizes)
 
@@ -291,16 +292,19 @@ def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " mos
     """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that."""
     curve = costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     base = _decoding_ms(step, costs, curve[0])
-    if base != curve[0] or step.more_drift != 1.0:
-        curve = base + (curve - curve[0]) * step.more_drift
-    return curve * step.rest_drift
+    corrected = np.maximum((base + (curve - curve[0]) * step.more_drift) * step.extra_drift, base)
+    corrected[0] = base
+    return corrected * step.rest_drift
 
 
 def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
     """The same as a list, which is faster for a few."""
     curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     plain, base = curve[0], _decoding_ms(step, costs, curve[0])
-    return [(base + (ms - plain) * step.more_drift) * step.rest_drift for ms in curve[: most + 1]]
+    more, extra, rest = step.more_drift, step.extra_drift, step.rest_drift
+    corrected = [max(base, (base + (ms - plain) * more) * extra) * rest for ms in curve[: most + 1]]
+    corrected[0] = base * rest
+    return corrected
 
 
 def _decoding_ms(step: StepView, costs: CostCurves, plain: float) -> float:

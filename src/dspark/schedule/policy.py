@@ -62,6 +62,7 @@ class StepView:
     draft_drift: float = 1.0
     rest_drift: float = 1.0
     more_drift: float = 1.0  # of what draft tokens add to the rest
+    extra_drift: float = 1.0  # of the rest of a step with any, over what that leads to expect
     sampled_rows: int = 0  # sampling rows that are not greedy
 
 
