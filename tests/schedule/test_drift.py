@@ -1,23 +1,27 @@
 """Costs that a profile has wrong are corrected from what steps take, by part."""
 
+import itertools
 import math
 import random
 
 import pytest
 
 from dspark.schedule import StepView
-from dspark.schedule.drift import CostDrift
+from dspark.schedule.drift import AGE, CostDrift
 from dspark.schedule.planner import plan_drafts
 from tests.schedule import machines as m
 
 PLAIN, TOKEN, DRAFTER = 30.0, 3.0, 6.0  # ms, as the profile has them
 
 
+NUMBERS = itertools.count()
+
+
 def observe(drift, took, draft_ms, plain, full, drafting):
     """One step of one request, as the engine tells of it."""
-    cost, drafts = drift.drafts(1), full > plain
-    drift.learn_drafts(cost, took / plain, full / plain - 1, drafts)
-    drift.observe(took, draft_ms, plain, full, drafting, cost.ratio(full / plain - 1, drafts))
+    drafts = full > plain
+    drift.learn_drafts(next(NUMBERS), 1, took / plain, full / plain - 1, drafts)
+    drift.observe(took, draft_ms, plain, full, drafting, drift.drafts(1).ratio(full / plain - 1, drafts))
 
 
 def steps(drift, count, rest=1.0, token=1.0, drafter=1.0, extra=1.0, lengths=(2, 4, 8), plain_every=4):
@@ -56,25 +60,50 @@ def test_a_profile_that_is_off_at_one_size_is_mended_there(lengths, extra):
 
 def test_a_machine_without_a_profile_learns_from_steps_alone():
     drift = CostDrift()
-    cost = drift.drafts(4, known=False)
     for i in range(16):
-        drift.learn_drafts(cost, 14.0 if i % 2 else 10.0, 0.0, i % 2 == 1)
-    assert cost.ratio(0.0, True) == pytest.approx(1.4, rel=0.03)
+        drift.learn_drafts(i, 4, 14.0 if i % 2 else 10.0, 0.0, i % 2 == 1, known=False)
+    assert drift.drafts(4).ratio(0.0, True) == pytest.approx(1.4, rel=0.03)
+
+
+@pytest.mark.parametrize("true", [0.9, 1.0])
+def test_drafts_that_cost_nothing_do_not_run_away(true):
+    """A step with drafts takes no longer than one without: what is learnt stays near, to be left again."""
+    drift, chance = CostDrift(), random.Random(1)
+    for i in range(4000):
+        drift.learn_drafts(i, 1, (true if i % 2 else 1.0) * chance.gauss(1, 0.05), 0.0, i % 2 == 1)
+    assert drift.drafts(1).ratio(0.0, True) < 1.02 and drift.drafts(1).extra == pytest.approx(true, rel=0.05)
+
+
+def test_a_price_that_nobody_pays_goes_back_to_the_profile():
+    """Or a price that was too high would keep drafts away, and so itself, for ever."""
+    drift = CostDrift()
+    steps(drift, 600, extra=1.2)
+    assert drift.drafts(1).extra > 1.15
+    for _ in range(3 * AGE):
+        observe(drift, PLAIN, 0.0, PLAIN, PLAIN, 0.0)
+    assert drift.drafts(1).extra < 1.02
+    steps(drift, 60)
+    assert drift.drafts(1).extra == pytest.approx(1.0, rel=0.02)
 
 
 def test_single_hiccups_change_little():
     drift = CostDrift()
     steps(drift, 200)
-    observe(drift, 100 * PLAIN, 0.0, PLAIN, PLAIN + 4 * TOKEN, 0.0)
-    assert drift.drafts(1).more < 1.5 and drift.drafts(1).extra < 1.05
+    for _ in range(2):
+        observe(drift, 100 * PLAIN, 0.0, PLAIN, PLAIN, 0.0)
+        observe(drift, PLAIN + 4 * TOKEN, DRAFTER, PLAIN, PLAIN + 4 * TOKEN, DRAFTER)
+    assert 0.5 < drift.drafts(1).more < 1.5 and 0.95 < drift.drafts(1).extra < 1.05
 
 
-def test_steps_of_other_sizes_in_between_make_no_pair():
+@pytest.mark.parametrize("gap", ["a prompt", "other rows"])
+def test_only_steps_in_a_row_make_a_pair(gap):
+    """With a prompt read in between, or other requests, more differs than the draft tokens."""
     drift = CostDrift()
     for i in range(200):
-        rows = 1 if i % 2 else 8
-        drift.learn_drafts(drift.drafts(rows), 5.0 if rows == 8 else 1.0, 0.3 * (i % 4 > 1), i % 4 > 1)
-    assert drift.drafts(1).extra == drift.drafts(8).extra == 1.0
+        drafts = i % 2 == 1
+        rows = 9 if gap == "other rows" and drafts else 8
+        drift.learn_drafts(2 * i if gap == "a prompt" else i, rows, 5.0 if drafts else 1.0, 0.3 * drafts, drafts)
+    assert drift.drafts(8).more == drift.drafts(8).extra == 1.0
 
 
 def test_noise_larger_than_what_tokens_cost_cancels():
@@ -131,7 +160,8 @@ def test_a_profile_is_to_be_measured_anew_when_proportions_are_wrong(part, wrong
 def test_a_step_without_a_prediction_teaches_nothing():
     drift = CostDrift()
     drift.observe(10.0, 0.0, 0.0, 0.0, 0.0, 1.0)
-    drift.learn_drafts(drift.drafts(1), 0.0, 0.0, False)
+    drift.learn_drafts(0, 1, 0.0, 0.0, False)
+    drift.learn_drafts(1, 1, 1.0, 0.2, True)
     assert (drift.draft, drift.rest, drift.drafts(1).more, drift.wrong) == (1.0, 1.0, 1.0, False)
 
 

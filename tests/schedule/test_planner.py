@@ -1,5 +1,6 @@
 """The plan is the best there is, given what it may know."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -74,16 +75,16 @@ def test_a_drafter_pass_is_asked_for_where_it_pays(chances, table, draft_ms):
 OFFERED = st.lists(st.tuples(*[st.lists(CHANCE, max_size=3)] * 2), min_size=2, max_size=5)
 
 
-@given(OFFERED, TABLE, st.floats(0, 2), st.floats(0, 1), st.floats(0.5, 2), st.integers(0, 40))
+@given(OFFERED, TABLE, st.floats(0, 2), st.floats(0, 1), st.floats(0.5, 2), st.floats(0.6, 1.6), st.integers(0, 40))
 @settings(max_examples=200, deadline=None)
-def test_to_stop_before_planning_changes_no_plan(offered, table, draft, slot, drift, prompt):
+def test_to_stop_before_planning_changes_no_plan(offered, table, draft, slot, drift, extra, prompt):
     """Several requests, each with a look-up, a drafter or both; where nothing can pay, plans are not even compared."""
     costs = m.curves(table, draft, slot)
     views = tuple(
         RowView(10, 3, False, offers=tuple(m.one_offer(c, own, own) for own, c in enumerate(both) if c))
         for both in offered
     )
-    drifts = {"draft_drift": drift, "more_drift": 1 / drift, "rest_drift": drift}
+    drifts = {"draft_drift": drift, "more_drift": 1 / drift, "rest_drift": drift, "extra_drift": extra}
     step = StepView(views, len(views) + prompt, len(views) + bool(prompt), 100, **drifts)
     with pytest.MonkeyPatch.context() as patch:
         stopped = plan_drafts(step, costs)
@@ -95,6 +96,20 @@ def test_most_steps_of_a_crowd_stop_before_planning(monkeypatch):
     monkeypatch.setattr(planner, "_best_group", None)
     step = m.step_of([[0.3, 0.2]] * 32)
     assert not any(choice.length for choice in plan_drafts(step, m.curves(lambda tokens: 60 + 1.7 * tokens)))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("extra", "drafts"), [(0.5, True), (1.0, True), (1.2, True), (1.5, False)])
+def test_what_a_step_with_any_draft_costs_more_decides_whether_there_is_one(extra, drafts, rows):
+    """Drafts of 0.6 and a pass of 1 ms a token beside 10: tokens per ms are 1.6 / (12 * extra) with one request, plain
+    1 / 11; never cheaper than without drafts."""
+    step = m.step_of([[0.6]] * rows)
+    step = replace(step, tokens=rows, pass_rows=rows, extra_drift=extra)
+    choices = plan_drafts(step, m.curves(lambda tokens: 10.0 + tokens))
+    assert [choice.length for choice in choices] == [int(drafts)] * rows
+    pays = planner.gain(step, choices, rows * drafts, rows * drafts, m.curves(lambda tokens: 10.0 + tokens))
+    plain, full = 10 + rows, max(10 + rows, (10 + 2 * rows) * extra)
+    assert pays == pytest.approx(2 * plain / full - 1 if drafts else 0.0)
 
 
 @pytest.mark.parametrize(("accepted", "expected"), [(0, 10 / 16), (2, 2 * 10 / 16), (6, 4 * 10 / 16)])

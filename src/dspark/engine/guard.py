@@ -18,7 +18,7 @@ MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much 
 MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
 CUT = 4  # a pause is that much shorter after the end of all its requests: the next ones' text may be of another kind
-FIRST_PLAIN = 4  # plain steps at the start, which all judgements rest on
+FIRST_PLAIN = 4  # plain steps at the start, every other one
 # Drafting steps after which one plain step tells what drafts cost, and the same per gain: where drafts gain little, it
 # has to be known well and costs little to find out.
 PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN = 16, 128, 320
@@ -27,6 +27,7 @@ DRAFTING_MEMORY, GAIN_MEMORY = 48.0, 16.0
 # late has saved, where that is more.
 LOOK_BUDGET = 0.1
 RAREST_LOOK = 8  # steps
+OUTLIER = 3.0  # a step that cost this many times the mean counts as that many: the machine was busy
 FIRST_STALE = 256  # steps without a draft after which what drafts cost is measured again; then after twice as many
 
 Key = tuple[int | str, str]  # (request, source), or (source, kind of request)
@@ -91,6 +92,10 @@ class _Mean:
     def add(self, value: float) -> None:
         self.count += 1
         self.value += (value - self.value) / min(self.count, self.memory)
+
+    def doubt(self, count: int) -> None:
+        """Let what is known weigh no more than `count` values."""
+        self.count = min(self.count, count)
 
 
 class Looks:
@@ -188,16 +193,19 @@ class Guard:
         """
         drafted = any(row.drafted for row in record.rows)
         if not self._rests:
-            self.looks.looked(look, gain if drafted else None)
+            self.looks.looked(look, gain * cost if drafted else None)
         if not record.rows or any(row.prefill for row in record.rows):
             return
         load = self._load(len(record.rows))
         if self._rests and not drafted:
             load.plain += 1
             load.since_plain = 0
+            if load.plain == FIRST_PLAIN:  # what steps before cost was a guess
+                load.looking.doubt(1)
+                load.drafting.doubt(1)
             return
         load.since_plain += 1
-        load.looking.add(cost)
+        load.looking.add(_usual(cost, load.looking))
         load.kept.add(sum(row.accepted + 1 for row in record.rows) / len(record.rows))
         if not drafted:
             load.since_draft += 1
@@ -206,7 +214,7 @@ class Guard:
                 load.stale = min(2 * load.stale, LONGEST_PAUSE)
             return
         load.since_draft = 0
-        load.drafting.add(cost)
+        load.drafting.add(_usual(cost, load.drafting))
         load.tested += min(len(record.rows), MOST_WEIGHT)
         if load.plain:
             self._judge(load)
@@ -237,7 +245,12 @@ class Guard:
         load.left, load.judged_after = load.pause, RETRIED_FOR
         load.pause = min(2 * load.pause, LONGEST_PAUSE)
         # The steps that will decide about the end of the pause shall weigh as much as all before it.
-        load.kept.count, load.looking.count, load.drafting.count = RETRIED_FOR, RETRIED_FOR, RETRIED_FOR
+        for mean in (load.kept, load.looking, load.drafting):
+            mean.doubt(RETRIED_FOR)
 
     def _load(self, rows: int) -> _Load:
         return self._loads.setdefault(rows.bit_length(), _Load())
+
+
+def _usual(cost: float, mean: _Mean) -> float:
+    return min(cost, OUTLIER * mean.value) if mean.count else cost

@@ -247,17 +247,18 @@ class Scheduler:
             curve = self._costs.step_times(step.tokens, verified, step.pass_rows, step.context, step.sampled_rows)
             plain, full = curve[0], curve[verified]
             drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
-        rest_ms, added = times.verify_ms + times.host_ms, full / plain - 1
-        decoding_ms = max(rest_ms - self._look_ms, 1e-9)
-        cost = self._draft_cost(len(self._sampling))
-        self._drift.learn_drafts(cost, decoding_ms / plain, added, verified > 0)
-        ratio = cost.ratio(added, verified > 0)
+        known, added, rows = self._costs is not None, full / plain - 1, len(self._sampling)
+        rest_ms = times.verify_ms + times.host_ms
+        # What a pass of the drafter costs is known by itself, where costs are; anything else a draft takes is not.
+        decoding_ms = rest_ms - self._look_ms + (0.0 if drafting else times.draft_ms)
+        self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified > 0, known)
+        ratio = self._draft_cost(rows).ratio(added, verified > 0)
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
-            plain_ms = decoding_ms / ratio
-            measured = ratio + (self._look_ms + times.draft_ms) / plain_ms
-            brought = self._gain(step, record) if step.rows else 0.0
-            self._guard.observe(record, measured, self._look_ms / plain_ms, brought)
+            plain_ms = plain * self._drift.rest if known else max(decoding_ms, 1e-9) / ratio
+            look = self._look_ms / plain_ms
+            cost = ratio + look + drafting * step.draft_drift / plain_ms
+            self._guard.observe(record, cost, look, self._gain(step, record) if step.rows else 0.0)
         if self._costs is not None:
             self._drift.observe(rest_ms, times.draft_ms, plain, full, drafting, ratio)
             if self._on_wrong_costs is not None and self._drift.wrong:

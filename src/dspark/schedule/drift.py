@@ -14,7 +14,8 @@ MOST = 4.0  # factor by which one step may differ from what was expected of it, 
 NOISE = 0.15
 # How far off a profile is: in what draft tokens cost each, and in a step with any over one without.
 TOKEN_ERROR, STEP_ERROR = 0.3, 0.05
-WANDERS = 2048  # pairs of steps after which as much is unknown again
+UNKNOWN = 0.5  # the latter where there is no profile
+AGE, AGE_EVERY = 8192, 256  # steps after which what was learnt counts 1/e; after which that is worked out at the latest
 LARGEST = 0.5  # surprise, as a logarithm, that a single pair may be
 
 
@@ -24,18 +25,20 @@ class DraftCost:
 
     Two numbers correct the prediction: `more` is what a token costs over it, `extra` what a step with any draft token
     does, since sizes that a profile measured in different moments are off against each other. Both are what a Kalman
-    filter makes of the pairs: as sure as there are pairs for it, and the profile's word before.
+    filter makes of the pairs, and go back to the profile's word with the steps that bring none: a price that was too
+    high keeps drafts, and so pairs, from being made.
     """
 
     def __init__(self, error: float = STEP_ERROR):
         self._token, self._step = 0.0, 0.0  # more - 1 and log(extra)
         self._first = (TOKEN_ERROR**2, error**2)
         self._var, self._cov = self._first, 0.0
+        self._steps = 0  # since the last pair
 
     @property
     def more(self) -> float:
         """Cost of a draft token over its prediction."""
-        return min(max(1 + self._token, 1 / MOST), MOST)
+        return 1 + self._token
 
     @property
     def extra(self) -> float:
@@ -44,26 +47,38 @@ class DraftCost:
 
     def ratio(self, added: float, drafts: bool) -> float:
         """Time of a step over that of one without draft tokens, from what the profile says they add, in such steps."""
-        return max(1.0, (1 + self.more * added) * self.extra) if drafts else 1.0
+        return max(1.0, math.exp(self._log(added, drafts)))
+
+    def passed(self) -> None:
+        """One more step."""
+        self._steps += 1
+        if self._steps >= AGE_EVERY:
+            self._age()
 
     def learn(self, change: float, before: tuple[float, bool], after: tuple[float, bool]) -> None:
         """`change` is the logarithm of a step's time over the time of the one before; of both: what the profile says
         their draft tokens add, and whether they had any."""
+        self._age()
         token = self._slope(after[0]) - self._slope(before[0])
         step = float(after[1]) - float(before[1])
-        surprise = change - math.log(self.ratio(*after) / self.ratio(*before))
-        surprise = min(max(surprise, -LARGEST), LARGEST)
+        surprise = min(max(change - self._log(*after) + self._log(*before), -LARGEST), LARGEST)
         (var_token, var_step), cov = self._var, self._cov
         gain_token, gain_step = var_token * token + cov * step, cov * token + var_step * step
         total = gain_token * token + gain_step * step + NOISE**2
         self._token = min(max(self._token + gain_token / total * surprise, 1 / MOST - 1), MOST - 1)
-        self._step += gain_step / total * surprise
+        self._step = min(max(self._step + gain_step / total * surprise, -math.log(MOST)), math.log(MOST))
+        self._var = var_token - gain_token**2 / total, var_step - gain_step**2 / total
         self._cov = cov - gain_token * gain_step / total
-        left = var_token - gain_token**2 / total, var_step - gain_step**2 / total
-        self._var = (
-            min(left[0] + TOKEN_ERROR**2 / WANDERS, self._first[0]),
-            min(left[1] + STEP_ERROR**2 / WANDERS, self._first[1]),
-        )
+
+    def _age(self) -> None:
+        """Bring what is known to the present step."""
+        left, self._steps = math.exp(-self._steps / AGE), 0
+        self._token, self._step, self._cov = left * self._token, left * self._step, left**2 * self._cov
+        first, var = self._first, self._var
+        self._var = first[0] + left**2 * (var[0] - first[0]), first[1] + left**2 * (var[1] - first[1])
+
+    def _log(self, added: float, drafts: bool) -> float:
+        return math.log(1 + self.more * added) + self._step if drafts else 0.0
 
     def _slope(self, added: float) -> float:
         return added / (1 + self.more * added)
@@ -79,7 +94,7 @@ class CostDrift:
     def __init__(self) -> None:
         self.draft = self.rest = 1.0
         self._costs: dict[int, DraftCost] = {}  # by requests, to the power of two: sizes are off each in its own way
-        self._last: tuple[DraftCost, float, tuple[float, bool]] | None = None
+        self._last: tuple[int, int, float, tuple[float, bool]] | None = None  # step, rows, time, draft tokens
         self._draft_steps = 0
         self._whole = ProfileDrift()
 
@@ -87,7 +102,7 @@ class CostDrift:
         """What draft tokens cost in steps of about that many rows; `known`: there is a profile to correct."""
         load = rows.bit_length()
         if load not in self._costs:
-            self._costs[load] = DraftCost() if known else DraftCost(math.log(MOST))
+            self._costs[load] = DraftCost() if known else DraftCost(UNKNOWN)
         return self._costs[load]
 
     @property
@@ -95,14 +110,15 @@ class CostDrift:
         """Whether the profile should be measured anew; see `ProfileDrift.needs_refresh`."""
         return self._whole.needs_refresh
 
-    def learn_drafts(self, cost: DraftCost, ms: float, added: float, drafts: bool) -> None:
-        """A finished step that read no prompt took `ms` in units of what it would have taken without its draft tokens,
-        as far as that is known; these `added` so much by the profile."""
-        if ms <= 0:
+    def learn_drafts(self, step: int, rows: int, ms: float, added: float, drafts: bool, known: bool = True) -> None:
+        """Step number `step` read no prompt and took `ms`, in units of what it would have taken without its draft
+        tokens as far as that is known; these `added` so much by the profile."""
+        cost, last = self.drafts(rows, known), self._last
+        cost.passed()
+        self._last = (step, rows, ms, (added, drafts))
+        if last is None or last[:2] != (step - 1, rows) or min(ms, last[2]) <= 0 or last[3] == (added, drafts):
             return
-        last, self._last = self._last, (cost, ms, (added, drafts))
-        if last is not None and last[0] is cost and last[2] != (added, drafts):
-            cost.learn(math.log(ms / last[1]), last[2], (added, drafts))
+        cost.learn(math.log(ms / last[2]), last[3], (added, drafts))
 
     def observe(
         self, rest_ms: float, draft_ms: float, plain_ms: float, full_ms: float, drafting_ms: float, ratio: float

@@ -86,6 +86,9 @@ def _may_pay(
     """Whether a plan could promise LEAST_GAIN if every token cost as little as the cheapest does and a whole draft as
     little as its first token. Most steps of many requests end here, at a fraction of what planning them costs."""
     rows, shape = len(step.rows), (step.pass_rows, step.context, step.sampled_rows)
+    best = sum(max(sum(a), sum(b)) for a, b in zip(by_cheap, by_pass, strict=True))
+    if best < rows * LEAST_GAIN - _NEVER:  # more than a step without drafts it takes in any case
+        return False
     most = sum(max(len(a), len(b)) for a, b in zip(by_cheap, by_pass, strict=True))
     base = _decoding_ms(step, costs, costs.step_times(step.tokens, most, *shape)[0])
     share = rows * (1 + LEAST_GAIN) / base  # tokens that a millisecond has to bring
