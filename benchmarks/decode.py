@@ -26,6 +26,7 @@ from dspark.engine import Engine  # noqa: E402
 from dspark.engine.lookup import LookupProposer  # noqa: E402
 from dspark.engine.proposer import NoneProposer  # noqa: E402
 from dspark.engine.tables import find_table  # noqa: E402
+from dspark.measure.bench.records import CONTROL  # noqa: E402
 from dspark.measure.paired import Cell, Mode, median_speed, ratio, run_paired  # noqa: E402
 from dspark.measure.workloads import COPY, WORKLOADS  # noqa: E402
 from dspark.target import load_target  # noqa: E402
@@ -139,7 +140,7 @@ def section_lookup(bench: Bench) -> None:
     """Lookup with fixed:4 against plain, by kind of text: the request's own text, the shipped table after it."""
     modes = [bench.mode("plain"), bench.mode("own text", lookup=True)]
     modes.append(bench.mode("own text, then table", lookup=True, table=True))
-    modes.append(bench.mode("plain again"))
+    modes.append(bench.mode(CONTROL))
     if not bench.args.fast_only:
         modes.append(bench.mode("own text, then table, exact", "exact", lookup=True, table=True))
     groups = bench.prompts(*bench.args.kinds.split(","))

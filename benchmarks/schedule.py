@@ -18,7 +18,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does
 
 import torch  # noqa: E402
 from schedule_runs import (  # noqa: E402
-    CONTROL,
     RANDOM,
     Bench,
     Setting,
@@ -34,6 +33,7 @@ from schedule_runs import (  # noqa: E402
 from dspark.cli.markdown import markdown_table  # noqa: E402
 from dspark.config import EngineConfig, SamplingParams, StepRecord  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
+from dspark.measure.bench.records import CONTROL, PLAIN  # noqa: E402
 from dspark.measure.observe import check_profile, decoding_steps  # noqa: E402
 from dspark.measure.paired import Cell, ratio  # noqa: E402
 
@@ -46,7 +46,7 @@ LOSS = 0.02  # below plain decoding, that is allowed beside the control's spread
 
 def section_policies(bench: Bench) -> None:
     """`auto` against the best fixed length, which is chosen on the other rounds."""
-    modes = ["plain", *FIXED, "auto", "auto" + RANDOM, CONTROL]  # never-below shares them
+    modes = [PLAIN, *FIXED, "auto", "auto" + RANDOM, CONTROL]  # never-below shares them
     for batch in [b for b in bench.args.batches if b <= 8]:
         cells = bench.run(Setting(SHARED, bench.args.drafter, batch), modes, bench.args.kinds)
         print(f"### Policies, batch {batch}, T=0, drafter {bench.args.drafter}\n")
@@ -85,12 +85,12 @@ def section_never_below(bench: Bench) -> None:
     for batch in bench.args.batches:
         for temperature in bench.args.temperatures:
             setting = Setting(SHARED, bench.args.drafter, batch, temperature)
-            cells = bench.run(setting, ["plain", *drafters, CONTROL], bench.args.kinds)
+            cells = bench.run(setting, [PLAIN, *drafters, CONTROL], bench.args.kinds)
             for mode, drafter in drafters.items():
                 for kind in bench.args.kinds if cells else ():
                     control = spread(cells, kind)
                     against = against_plain(cells, mode, kind)
-                    same = "yes" if ratio(cells, mode, "plain", kind).same_work else "no"
+                    same = "yes" if ratio(cells, mode, PLAIN, kind).same_work else "no"
                     holds = statistics.median(against) >= 1 - max(LOSS, control)
                     rows.append([drafter, str(batch), f"{temperature:g}", kind, shown(against), f"{control:.1%}",
                                  same, verdict(holds, control)])  # fmt: skip

@@ -21,6 +21,7 @@ from dspark.engine.proposer import NoneProposer
 from dspark.engine.setup import build_proposer
 from dspark.measure import WORKLOADS
 from dspark.measure.answers import seeded
+from dspark.measure.bench.records import CONTROL, PLAIN
 from dspark.measure.paired import Cell
 from dspark.schedule.profile import Profile
 from dspark.target import load_target
@@ -29,7 +30,6 @@ CONTEXT = 512
 GOLDEN = 0.618  # its multiples are spread evenly between whole numbers
 SLICE_S = 0.2  # modes take turns of this length within a piece
 VOID = 0.03  # a control that differs more makes a run void
-CONTROL = "plain again"  # a second engine that decodes plainly
 RANDOM = " (random drafter)"  # ends the name of a mode that has a drafter of random weights
 
 
@@ -145,7 +145,7 @@ class Bench:
         """Of its own per mode: estimates learnt in one do not reach another, and outlive its requests."""
         if mode.endswith(RANDOM):
             setting, mode = replace(setting, drafter="random"), mode.removesuffix(RANDOM)
-        if mode.startswith("plain"):
+        if mode in (PLAIN, CONTROL):
             return Engine(self.target, NoneProposer(), self.config(Setting("", "none", setting.batch), "fixed:1"))
         config = self.config(setting, mode, proposer)
         return Engine(self.target, build_proposer(config, self.target), config, self.costs(setting, proposer))
@@ -271,15 +271,15 @@ def speed(cells: Sequence[Cell], mode: str, kind: str, rounds: Sequence[int]) ->
 
 
 def against_plain(cells: Sequence[Cell], mode: str, kind: str) -> list[float]:
-    """Speed over plain decoding's, round by round. Both plain engines are the baseline: two equal engines differ by up
-    to a percent by where their memory lies, and so only half of the first one's luck is left."""
-    both = [replace(c, mode="plain") if c.mode == CONTROL else c for c in cells]
-    return [speed(cells, mode, kind, [number]) / speed(both, "plain", kind, [number]) for number in rounds_of(cells)]
+    """Speed over plain decoding's, round by round. Both plain engines are the baseline: two equal engines differ by a
+    percent or two in a round, and so only half of the first one's luck is left."""
+    both = [replace(c, mode=PLAIN) if c.mode == CONTROL else c for c in cells]
+    return [speed(cells, mode, kind, [number]) / speed(both, PLAIN, kind, [number]) for number in rounds_of(cells)]
 
 
 def spread(cells: Sequence[Cell], kind: str) -> float:
     """How far the second run of plain decoding is from the first, in the worst round."""
-    pairs = [(speed(cells, CONTROL, kind, [n]), speed(cells, "plain", kind, [n])) for n in rounds_of(cells)]
+    pairs = [(speed(cells, CONTROL, kind, [n]), speed(cells, PLAIN, kind, [n])) for n in rounds_of(cells)]
     return max(abs(again / plain - 1) for again, plain in pairs)
 
 

@@ -36,15 +36,15 @@ class Watched(Guard):
 
     def __init__(self):
         super().__init__()
-        self._drift, self._steps = CostDrift(), 0
+        self._drift, self._steps = CostDrift(known=False), 0
 
     def took(self, record: StepRecord, plain_ms: float = PLAIN_MS, look_ms: float = 0.0, gain: float = 0.0) -> None:
         """`plain_ms`: what such a step takes without drafts."""
         ms, rows, drafts = record.times.step_ms - look_ms, len(record.rows), any(row.verified for row in record.rows)
         self._steps += 1
         if not any(row.prefill for row in record.rows):
-            self._drift.learn_drafts(self._steps, rows, ms / plain_ms, 0.0, drafts, known=False)
-        ratio = self._drift.drafts(rows, known=False).ratio(0.0, drafts)
+            self._drift.learn_drafts(self._steps, rows, ms / plain_ms, 0.0, drafts)
+        ratio = self._drift.drafts(rows).ratio(0.0, drafts)
         self.observe(record, ratio * (1 + look_ms / ms), ratio * look_ms / ms, gain)
 
 

@@ -12,9 +12,7 @@ from dspark.schedule.planner import plan_drafts
 from tests.schedule import machines as m
 
 PLAIN, TOKEN, DRAFTER = 30.0, 3.0, 6.0  # ms, as the profile has them
-
-
-NUMBERS = itertools.count()
+NUMBERS = itertools.count()  # of steps
 
 
 def observe(drift, took, draft_ms, plain, full, drafting):
@@ -59,9 +57,9 @@ def test_a_profile_that_is_off_at_one_size_is_mended_there(lengths, extra):
 
 
 def test_a_machine_without_a_profile_learns_from_steps_alone():
-    drift = CostDrift()
+    drift = CostDrift(known=False)
     for i in range(16):
-        drift.learn_drafts(i, 4, 14.0 if i % 2 else 10.0, 0.0, i % 2 == 1, known=False)
+        drift.learn_drafts(i, 4, 14.0 if i % 2 else 10.0, 0.0, i % 2 == 1)
     assert drift.drafts(4).ratio(0.0, True) == pytest.approx(1.4, rel=0.03)
 
 

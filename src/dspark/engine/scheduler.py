@@ -21,7 +21,7 @@ from dspark.schedule import (
     StepView,
 )
 from dspark.schedule.calibration import BUCKETS, RULES, Calibration, bucket_of
-from dspark.schedule.drift import CostDrift, DraftCost
+from dspark.schedule.drift import CostDrift
 from dspark.schedule.planner import PlannedPolicy, drafting_ms, gain
 
 _PAUSED = FixedPolicy(0)
@@ -48,7 +48,7 @@ class Scheduler:
         self._calibration = calibration or Calibration({})
         self._estimates = Estimates(self._first_chance)
         self._trials = Trials()
-        self._drift = CostDrift()
+        self._drift = CostDrift(known=costs is not None)
         self._on_wrong_costs: Callable[[], None] | None = None
         self._own: dict[int, Policy] = {}  # of requests that have one, by request id
         self._step: StepView | None = None  # None: nothing could be drafted
@@ -164,7 +164,7 @@ class Scheduler:
         if looks:
             share = self._draft_share(tokens, len(rows), context, sampled)
             views = tuple(self._row_view(row, share) for row in self._sampling)
-        drift, cost = self._drift, self._draft_cost(len(self._sampling))
+        drift, cost = self._drift, self._drift.drafts(len(self._sampling))
         return StepView(views, tokens, len(rows), context, drift.draft, drift.rest, cost.more, cost.extra, sampled)
 
     def _row_view(self, row: Row, draft_share: float) -> RowView:
@@ -247,15 +247,15 @@ class Scheduler:
             curve = self._costs.step_times(step.tokens, verified, step.pass_rows, step.context, step.sampled_rows)
             plain, full = curve[0], curve[verified]
             drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
-        known, added, rows = self._costs is not None, full / plain - 1, len(self._sampling)
+        added, rows = full / plain - 1, len(self._sampling)
         rest_ms = times.verify_ms + times.host_ms
         # What a pass of the drafter costs is known by itself, where costs are; anything else a draft takes is not.
         decoding_ms = rest_ms - self._look_ms + (0.0 if drafting else times.draft_ms)
-        self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified > 0, known)
-        ratio = self._draft_cost(rows).ratio(added, verified > 0)
+        self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified > 0)
+        ratio = self._drift.drafts(rows).ratio(added, verified > 0)
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
-            plain_ms = plain * self._drift.rest if known else max(decoding_ms, 1e-9) / ratio
+            plain_ms = plain * self._drift.rest if self._costs is not None else max(decoding_ms, 1e-9) / ratio
             look = self._look_ms / plain_ms
             cost = ratio + look + drafting * step.draft_drift / plain_ms
             self._guard.observe(record, cost, look, self._gain(step, record) if step.rows else 0.0)
@@ -264,9 +264,6 @@ class Scheduler:
             if self._on_wrong_costs is not None and self._drift.wrong:
                 call, self._on_wrong_costs = self._on_wrong_costs, None
                 call()
-
-    def _draft_cost(self, rows: int) -> DraftCost:
-        return self._drift.drafts(rows, self._costs is not None)
 
     def _gain(self, step: StepView, record: StepRecord) -> float:
         """What the step's drafts brought, as a share of a step without them. Where costs are unknown, drafts are taken

@@ -29,7 +29,7 @@ class DraftCost:
     high keeps drafts, and so pairs, from being made.
     """
 
-    def __init__(self, error: float = STEP_ERROR):
+    def __init__(self, error: float):
         self._token, self._step = 0.0, 0.0  # more - 1 and log(extra)
         self._first = (TOKEN_ERROR**2, error**2)
         self._var, self._cov = self._first, 0.0
@@ -88,21 +88,23 @@ class CostDrift:
     """Measured over predicted times of late, by part of a step.
 
     `draft` is the drafter's pass, `rest` a step without it and without draft tokens, and `drafts` what these add to
-    the rest: a profile that is wrong about them would verify too many or too few for ever.
+    the rest: a profile that is wrong about them would verify too many or too few for ever. `known`: there is a profile
+    to correct; without one only `drafts` are learnt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: bool = True) -> None:
+        self._known = known
         self.draft = self.rest = 1.0
         self._costs: dict[int, DraftCost] = {}  # by requests, to the power of two: sizes are off each in its own way
         self._last: tuple[int, int, float, tuple[float, bool]] | None = None  # step, rows, time, draft tokens
         self._draft_steps = 0
         self._whole = ProfileDrift()
 
-    def drafts(self, rows: int, known: bool = True) -> DraftCost:
-        """What draft tokens cost in steps of about that many rows; `known`: there is a profile to correct."""
+    def drafts(self, rows: int) -> DraftCost:
+        """What draft tokens cost in steps of about that many rows."""
         load = rows.bit_length()
         if load not in self._costs:
-            self._costs[load] = DraftCost() if known else DraftCost(UNKNOWN)
+            self._costs[load] = DraftCost(STEP_ERROR if self._known else UNKNOWN)
         return self._costs[load]
 
     @property
@@ -110,10 +112,10 @@ class CostDrift:
         """Whether the profile should be measured anew; see `ProfileDrift.needs_refresh`."""
         return self._whole.needs_refresh
 
-    def learn_drafts(self, step: int, rows: int, ms: float, added: float, drafts: bool, known: bool = True) -> None:
+    def learn_drafts(self, step: int, rows: int, ms: float, added: float, drafts: bool) -> None:
         """Step number `step` read no prompt and took `ms`, in units of what it would have taken without its draft
         tokens as far as that is known; these `added` so much by the profile."""
-        cost, last = self.drafts(rows, known), self._last
+        cost, last = self.drafts(rows), self._last
         cost.passed()
         self._last = (step, rows, ms, (added, drafts))
         if last is None or last[:2] != (step - 1, rows) or min(ms, last[2]) <= 0 or last[3] == (added, drafts):
