@@ -40,11 +40,11 @@ class Watched(Guard):
 
     def took(self, record: StepRecord, plain_ms: float = PLAIN_MS, look_ms: float = 0.0, gain: float = 0.0) -> None:
         """`plain_ms`: what such a step takes without drafts."""
-        ms, rows, drafts = record.times.step_ms - look_ms, len(record.rows), any(row.verified for row in record.rows)
+        ms, rows, count = record.times.step_ms - look_ms, len(record.rows), sum(row.verified for row in record.rows)
         self._steps += 1
         if not any(row.prefill for row in record.rows):
-            self._drift.learn_drafts(self._steps, rows, ms / plain_ms, 0.0, drafts)
-        ratio = self._drift.drafts(rows).ratio(0.0, drafts)
+            self._drift.learn_drafts(self._steps, rows, ms / plain_ms, 0.0, count)
+        ratio = self._drift.drafts(rows).ratio(0.0, count)
         self.observe(record, ratio * (1 + look_ms / ms), ratio * look_ms / ms, gain)
 
 
@@ -120,6 +120,15 @@ def test_requests_that_come_and_go_in_a_crowd_do_not_end_its_pause():
     assert lost < 0.03 * 2000
     guard.allows(0, False)  # a step that only reads prompts
     guard.release()
+
+
+@pytest.mark.parametrize(("kept", "most", "least"), [(0.7, 24, 8), (2, 6, 2)])
+def test_plain_steps_are_the_rarer_the_more_drafts_gain(kept, most, least):
+    """Drafts that gain an eighth, so that their price has to be known well, and ones that double the speed."""
+    guard = Watched()
+    run(guard, 200, 15.0, lambda i: kept)
+    drafted, _ = run(guard, 1000, 15.0, lambda i: kept)
+    assert least <= drafted.count(False) <= most
 
 
 def test_no_rest_is_taken_where_it_would_measure_nothing():

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspark.schedule import Choice, RowView, StepView, planner
-from dspark.schedule.planner import LEAST_GAIN, plan_drafts, plan_verification, rank, table
+from dspark.schedule.planner import LEAST_GAIN, PASS_GAIN, plan_drafts, plan_verification, rank, table
 from tests.schedule import machines as m
 
 CHANCE = st.floats(0.01, 1.0)
@@ -68,8 +68,11 @@ def test_a_drafter_pass_is_asked_for_where_it_pays(chances, table, draft_ms):
     (choice,) = plan_drafts(step, costs)
     drafting = max(tokens_per_ms(step, [n], [chances], costs, draft_ms) for n in range(1, len(chances) + 1))
     plain = tokens_per_ms(step, [0], [chances], costs)
-    paid = draft_ms if choice.length else 0.0
-    assert tokens_per_ms(step, [choice.length], [chances], costs, paid) == pytest.approx(max(drafting, plain))
+    if choice.length:
+        planned = tokens_per_ms(step, [choice.length], [chances], costs, draft_ms)
+        assert planned == pytest.approx(drafting) and planned > plain * (1 + PASS_GAIN)
+    else:
+        assert drafting <= plain * (1 + PASS_GAIN) * (1 + 1e-9)
 
 
 OFFERED = st.lists(st.tuples(*[st.lists(CHANCE, max_size=3)] * 2), min_size=2, max_size=5)
@@ -241,6 +244,29 @@ def test_each_row_gets_the_source_that_pays_more():
     step = StepView(rows, 3, 3, 50)
     assert [c.offer for c in plan_drafts(step, m.curves([10.0], draft=1.0))] == [good, cheap, None]
     assert [c.offer for c in plan_drafts(step, m.curves([10.0], draft=100.0))] == [cheap, cheap, None]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_pass_for_one_request_has_to_promise_more_than_a_draft_without(order):
+    """The better of two estimates is the one that is more likely too good."""
+    cheap, costs = m.one_offer([0.5]), m.curves([10.0], draft=2.0)
+
+    def chosen(chance):
+        passed = m.one_offer([chance], drafter_pass=True)
+        row = RowView(5, 8, True, offers=(cheap, passed)[::order])
+        return plan_drafts(StepView((row,), 1, 1, 50), costs)[0].offer.drafter_pass
+
+    even = 1.2 * 1.5 - 1  # as many tokens per ms as the other
+    assert not chosen(even + 0.01) and not chosen((1 + even) * (1 + PASS_GAIN) - 1 - 0.01)
+    assert chosen((1 + even) * (1 + PASS_GAIN) - 1 + 0.01)
+
+
+def test_what_a_size_was_found_to_take_decides_for_one_request():
+    step, costs = m.step_of([[0.8] * 4]), m.curves(lambda tokens: 10.0 + tokens)
+    assert plan_drafts(step, costs)[0].length == 4
+    dear = replace(step, size_drifts=(1.0, 1.0, 1.0, 1.0, 1.3))
+    assert plan_drafts(dear, costs)[0].length == 3
+    assert plan_verification(dear, m.whole(step), [4], [[0.8] * 4], costs) == (3,)
 
 
 def test_costs_that_grew_since_the_profile_count():

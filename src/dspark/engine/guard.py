@@ -19,9 +19,9 @@ MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
 CUT = 4  # a pause is that much shorter after the end of all its requests: the next ones' text may be of another kind
 FIRST_PLAIN = 4  # plain steps at the start, every other one
-# Drafting steps after which one plain step tells what drafts cost, and the same per gain: where drafts gain little, it
-# has to be known well and costs little to find out.
-PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN = 16, 128, 320
+# Drafting steps after which one plain step tells what drafts cost, and the same per gain and per squared gain: where
+# drafts gain little, it has to be known well and costs little to find out.
+PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN, EVERY_PER_SQUARE = 16, 512, 320, 800
 DRAFTING_MEMORY, GAIN_MEMORY = 48.0, 16.0
 # Plain steps that looks for drafts may cost more than these save, before half as many are made; as many as a find of
 # late has saved, where that is more.
@@ -229,7 +229,8 @@ class Guard:
         if load.plain < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
             return True
         gain = load.kept.value / load.looking.value - 1 if load.looking.count else 0.0
-        return load.since_plain >= min(max(PLAIN_EVERY, EVERY_PER_GAIN * gain), RAREST_PLAIN)
+        every = max(PLAIN_EVERY, EVERY_PER_GAIN * gain, EVERY_PER_SQUARE * gain * abs(gain))
+        return load.since_plain >= min(every, RAREST_PLAIN)
 
     def _judge(self, load: _Load) -> None:
         """Go on or pause, once enough steps have been seen."""

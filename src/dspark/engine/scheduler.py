@@ -165,7 +165,9 @@ class Scheduler:
             share = self._draft_share(tokens, len(rows), context, sampled)
             views = tuple(self._row_view(row, share) for row in self._sampling)
         drift, cost = self._drift, self._drift.drafts(len(self._sampling))
-        return StepView(views, tokens, len(rows), context, drift.draft, drift.rest, cost.more, cost.extra, sampled)
+        return StepView(
+            views, tokens, len(rows), context, drift.draft, drift.rest, cost.more, cost.extra, sampled, cost.sizes
+        )
 
     def _row_view(self, row: Row, draft_share: float) -> RowView:
         request = row.request
@@ -251,8 +253,8 @@ class Scheduler:
         rest_ms = times.verify_ms + times.host_ms
         # What a pass of the drafter costs is known by itself, where costs are; anything else a draft takes is not.
         decoding_ms = rest_ms - self._look_ms + (0.0 if drafting else times.draft_ms)
-        self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified > 0)
-        ratio = self._drift.drafts(rows).ratio(added, verified > 0)
+        self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified)
+        ratio = self._drift.drafts(rows).ratio(added, verified)
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
             plain_ms = plain * self._drift.rest if self._costs is not None else max(decoding_ms, 1e-9) / ratio

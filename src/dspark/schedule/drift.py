@@ -5,6 +5,11 @@ Everything here comes from finished steps, which is past information under any r
 
 import math
 
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray as Array
+
+from dspark.schedule.policy import MAX_DRAFT
 from dspark.schedule.profile import ProfileDrift
 
 MEMORY = 32  # steps after which an older one counts 1/e
@@ -12,8 +17,9 @@ MOST = 4.0  # factor by which one step may differ from what was expected of it, 
 # Of the logarithm of one step's time over the step's before it, on a shared machine; a plain step alone among others
 # makes two pairs, and its noise counts in both.
 NOISE = 0.15
-# How far off a profile is: in what draft tokens cost each, and in a step with any over one without.
-TOKEN_ERROR, STEP_ERROR = 0.3, 0.05
+# How far off a profile is: in what draft tokens cost each, in a step with any over one without, and in a size of a
+# step of one request over the others.
+TOKEN_ERROR, STEP_ERROR, SIZE_ERROR = 0.3, 0.05, 0.05
 UNKNOWN = 0.5  # the latter where there is no profile
 AGE, AGE_EVERY = 8192, 256  # steps after which what was learnt counts 1/e; after which that is worked out at the latest
 LARGEST = 0.5  # surprise, as a logarithm, that a single pair may be
@@ -24,64 +30,74 @@ class DraftCost:
     them than the other: between those the machine is as fast as it was, however it wanders otherwise.
 
     Two numbers correct the prediction: `more` is what a token costs over it, `extra` what a step with any draft token
-    does, since sizes that a profile measured in different moments are off against each other. Both are what a Kalman
-    filter makes of the pairs, and go back to the profile's word with the steps that bring none: a price that was too
-    high keeps drafts, and so pairs, from being made.
+    does, since sizes that a profile measured in different moments are off against each other. With `sizes` there is one
+    more for each number of draft tokens up to it: a step of one request has one of a few sizes, which come often
+    enough to tell each from its neighbours. All are what a Kalman filter makes of the pairs, and go back to the
+    profile's word with the steps that bring none: a price that was too high keeps drafts, and so pairs, from being
+    made.
     """
 
-    def __init__(self, error: float):
-        self._token, self._step = 0.0, 0.0  # more - 1 and log(extra)
-        self._first = (TOKEN_ERROR**2, error**2)
-        self._var, self._cov = self._first, 0.0
+    def __init__(self, error: float, sizes: int = 0):
+        self._off = np.zeros(2 + sizes)  # more - 1, log(extra), and of each size the logarithm of what is left
+        self._first = np.diag([TOKEN_ERROR**2, error**2, *(SIZE_ERROR**2,) * sizes])
+        self._cov = self._first.copy()
         self._steps = 0  # since the last pair
+        self._tell()
 
-    @property
-    def more(self) -> float:
-        """Cost of a draft token over its prediction."""
-        return 1 + self._token
-
-    @property
-    def extra(self) -> float:
-        """Time of a step with draft tokens over what `more` leads to expect."""
-        return math.exp(self._step)
-
-    def ratio(self, added: float, drafts: bool) -> float:
-        """Time of a step over that of one without draft tokens, from what the profile says they add, in such steps."""
-        return max(1.0, math.exp(self._log(added, drafts)))
+    def ratio(self, added: float, count: int) -> float:
+        """Time of a step with `count` draft tokens over that of one without, if they add `added` by the profile."""
+        return max(1.0, math.exp(self._log(added, count)))
 
     def passed(self) -> None:
         """One more step."""
         self._steps += 1
         if self._steps >= AGE_EVERY:
             self._age()
+            self._tell()
 
-    def learn(self, change: float, before: tuple[float, bool], after: tuple[float, bool]) -> None:
+    def learn(self, change: float, before: tuple[float, int], after: tuple[float, int]) -> None:
         """`change` is the logarithm of a step's time over the time of the one before; of both: what the profile says
-        their draft tokens add, and whether they had any."""
+        their draft tokens add, and how many these are."""
         self._age()
-        token = self._slope(after[0]) - self._slope(before[0])
-        step = float(after[1]) - float(before[1])
+        differs = self._parts(*after) - self._parts(*before)
         surprise = min(max(change - self._log(*after) + self._log(*before), -LARGEST), LARGEST)
-        (var_token, var_step), cov = self._var, self._cov
-        gain_token, gain_step = var_token * token + cov * step, cov * token + var_step * step
-        total = gain_token * token + gain_step * step + NOISE**2
-        self._token = min(max(self._token + gain_token / total * surprise, 1 / MOST - 1), MOST - 1)
-        self._step = min(max(self._step + gain_step / total * surprise, -math.log(MOST)), math.log(MOST))
-        self._var = var_token - gain_token**2 / total, var_step - gain_step**2 / total
-        self._cov = cov - gain_token * gain_step / total
+        gain = self._cov @ differs
+        total = float(gain @ differs) + NOISE**2
+        self._off += gain * (surprise / total)
+        self._off[0] = min(max(self._off[0], 1 / MOST - 1), MOST - 1)
+        self._off[1:] = np.clip(self._off[1:], -math.log(MOST), math.log(MOST))
+        self._cov -= np.outer(gain, gain / total)
+        self._tell()
 
     def _age(self) -> None:
         """Bring what is known to the present step."""
         left, self._steps = math.exp(-self._steps / AGE), 0
-        self._token, self._step, self._cov = left * self._token, left * self._step, left**2 * self._cov
-        first, var = self._first, self._var
-        self._var = first[0] + left**2 * (var[0] - first[0]), first[1] + left**2 * (var[1] - first[1])
+        self._off *= left
+        self._cov = self._first + left**2 * (self._cov - self._first)
 
-    def _log(self, added: float, drafts: bool) -> float:
-        return math.log(1 + self.more * added) + self._step if drafts else 0.0
+    def _tell(self) -> None:
+        token, step, *sizes = self._off.tolist()
+        self.more = 1 + token  # cost of a draft token over its prediction
+        self.extra = math.exp(step)  # time of a step with draft tokens over what `more` leads to expect
+        self.sizes = (1.0, *map(math.exp, sizes)) if sizes else ()  # the same over that, by number of draft tokens
 
-    def _slope(self, added: float) -> float:
-        return added / (1 + self.more * added)
+    def _log(self, added: float, count: int) -> float:
+        if not count:
+            return 0.0
+        own = self._off[self._size(count)] if self.sizes else 0.0
+        return math.log(1 + self.more * added) + float(self._off[1] + own)
+
+    def _parts(self, added: float, count: int) -> Float[Array, " N"]:
+        """What each number changes of the logarithm of such a step's time."""
+        parts = np.zeros(len(self._off))
+        if count:
+            parts[:2] = added / (1 + self.more * added), 1.0
+            if self.sizes:
+                parts[self._size(count)] = 1.0
+        return parts
+
+    def _size(self, count: int) -> int:
+        return 1 + min(count, len(self.sizes) - 1)
 
 
 class CostDrift:
@@ -96,7 +112,7 @@ class CostDrift:
         self._known = known
         self.draft = self.rest = 1.0
         self._costs: dict[int, DraftCost] = {}  # by requests, to the power of two: sizes are off each in its own way
-        self._last: tuple[int, int, float, tuple[float, bool]] | None = None  # step, rows, time, draft tokens
+        self._last: tuple[int, int, float, tuple[float, int]] | None = None  # step, rows, time, draft tokens
         self._draft_steps = 0
         self._whole = ProfileDrift()
 
@@ -104,7 +120,8 @@ class CostDrift:
         """What draft tokens cost in steps of about that many rows."""
         load = rows.bit_length()
         if load not in self._costs:
-            self._costs[load] = DraftCost(STEP_ERROR if self._known else UNKNOWN)
+            sizes = MAX_DRAFT if self._known and rows == 1 else 0
+            self._costs[load] = DraftCost(STEP_ERROR if self._known else UNKNOWN, sizes)
         return self._costs[load]
 
     @property
@@ -112,15 +129,15 @@ class CostDrift:
         """Whether the profile should be measured anew; see `ProfileDrift.needs_refresh`."""
         return self._whole.needs_refresh
 
-    def learn_drafts(self, step: int, rows: int, ms: float, added: float, drafts: bool) -> None:
-        """Step number `step` read no prompt and took `ms`, in units of what it would have taken without its draft
-        tokens as far as that is known; these `added` so much by the profile."""
+    def learn_drafts(self, step: int, rows: int, ms: float, added: float, count: int) -> None:
+        """Step number `step` read no prompt and took `ms`, in units of what it would have taken without its `count`
+        draft tokens as far as that is known; these `added` so much by the profile."""
         cost, last = self.drafts(rows), self._last
         cost.passed()
-        self._last = (step, rows, ms, (added, drafts))
-        if last is None or last[:2] != (step - 1, rows) or min(ms, last[2]) <= 0 or last[3] == (added, drafts):
+        self._last = (step, rows, ms, (added, count))
+        if last is None or last[:2] != (step - 1, rows) or min(ms, last[2]) <= 0 or last[3] == (added, count):
             return
-        cost.learn(math.log(ms / last[2]), last[3], (added, drafts))
+        cost.learn(math.log(ms / last[2]), last[3], (added, count))
 
     def observe(
         self, rest_ms: float, draft_ms: float, plain_ms: float, full_ms: float, drafting_ms: float, ratio: float

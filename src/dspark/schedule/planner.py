@@ -24,6 +24,9 @@ from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, Offer, RowView, 
 # Gain over plain decoding that a plan for several requests has to promise before anything is drafted: looking for their
 # drafts costs 1 to 2 % of a step, drawing kept tokens with a temperature 1 %, and predictions miss by as much.
 LEAST_GAIN = 0.05
+# Gain that a pass of the drafter for one request has to promise over the best plan without it. Of several estimates the
+# highest is most likely too high, and a pass that costs a third of a step is dear where it is.
+PASS_GAIN = 0.1
 _NEVER = 1e-9  # survival below which a token is not expected at all
 SMALL = 16  # candidates up to which plain lists are faster than arrays
 _TOGETHER = 32  # candidates that are looked at in one go
@@ -152,16 +155,18 @@ def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
     (row,) = step.rows
     most = max((min(row.room, len(offer.survival)) for offer in row.offers), default=0)
     times = _step_times(step, costs, most)
-    best_rate, best = 1 / times[0], NO_DRAFT
-    for offer in row.offers:
+    least, best, passes = 1 / times[0], NO_DRAFT, False
+    for offer in sorted(row.offers, key=lambda offer: offer.drafter_pass):
+        if offer.drafter_pass and not passes:
+            least, passes = least * (1 + PASS_GAIN), True
         survival, kept = offer.survival[: row.room], 1.0
         reach = _REACH if offer.confident else 0
         drafting = costs.draft_times(int(offer.drafter_pass), int(row.sampled))
         for length, chance in enumerate(survival, 1):
             kept += chance
             rate = kept / (times[length] + drafting[min(length + reach, len(survival))] * step.draft_drift)
-            if rate > best_rate:
-                best_rate, best = rate, Choice(offer, min(length + reach, len(survival)))
+            if rate > least:
+                least, best = rate, Choice(offer, min(length + reach, len(survival)))
     return best
 
 
@@ -305,7 +310,10 @@ def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
     curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     plain, base = curve[0], _decoding_ms(step, costs, curve[0])
     more, extra, rest = step.more_drift, step.extra_drift, step.rest_drift
-    corrected = [max(base, (base + (ms - plain) * more) * extra) * rest for ms in curve[: most + 1]]
+    corrected = [(base + (ms - plain) * more) * extra for ms in curve[: most + 1]]
+    if step.size_drifts:
+        corrected = [ms * size for ms, size in zip(corrected, step.size_drifts, strict=False)]
+    corrected = [max(base, ms) * rest for ms in corrected]
     corrected[0] = base * rest
     return corrected
 

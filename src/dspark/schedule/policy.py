@@ -64,6 +64,7 @@ class StepView:
     more_drift: float = 1.0  # of what draft tokens add to the rest
     extra_drift: float = 1.0  # of the rest of a step with any, over what that leads to expect
     sampled_rows: int = 0  # sampling rows that are not greedy
+    size_drifts: tuple[float, ...] = ()  # of a step with 0, 1, ... draft tokens, over all that; () where unknown
 
 
 @dataclass(frozen=True, slots=True)
