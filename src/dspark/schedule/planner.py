@@ -297,7 +297,8 @@ def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], st
 
 
 def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
-    """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that."""
+    """A step of several requests with 0..most draft tokens and no drafting: predicted, corrected by how older steps
+    differed from that."""
     curve = costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     base = _decoding_ms(step, costs, curve[0])
     corrected = np.maximum((base + (curve - curve[0]) * step.more_drift) * step.extra_drift, base)
@@ -306,7 +307,7 @@ def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " mos
 
 
 def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
-    """The same as a list, which is faster for a few."""
+    """The same as a list, which is faster for a few; of one request every size has a correction of its own."""
     curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     plain, base = curve[0], _decoding_ms(step, costs, curve[0])
     more, extra, rest = step.more_drift, step.extra_drift, step.rest_drift
