@@ -9,6 +9,7 @@ import pytest
 from dspark.schedule import StepView
 from dspark.schedule.drift import AGE, CostDrift
 from dspark.schedule.planner import plan_drafts
+from dspark.schedule.policy import MAX_DRAFT
 from tests.schedule import machines as m
 
 PLAIN, TOKEN, DRAFTER = 30.0, 3.0, 6.0  # ms, as the profile has them
@@ -73,6 +74,7 @@ def test_a_single_size_that_a_profile_has_wrong_is_told_from_its_neighbours(seed
         observe(drift, predicted * true[length] * chance.gauss(1, 0.1), 0.0, PLAIN, predicted, 0.0)
     sizes = [over_profile(drift, n) for n in range(1, 6)]
     assert sizes[2] < min(sizes[:2] + sizes[3:]) - 0.04 and sizes[4] == max(sizes)
+    assert len(drift.drafts(1).sizes) == 1 + MAX_DRAFT  # as many as a plan may ask for
     assert drift.drafts(8).sizes == ()  # of several requests steps come in too many sizes
 
 

@@ -5,10 +5,6 @@ Everything here comes from finished steps, which is past information under any r
 
 import math
 
-import numpy as np
-from jaxtyping import Float
-from numpy import ndarray as Array
-
 from dspark.schedule.policy import MAX_DRAFT
 from dspark.schedule.profile import ProfileDrift
 
@@ -20,7 +16,8 @@ NOISE = 0.15
 # How far off a profile is: in what draft tokens cost each, in a step with any over one without, and in a size of a
 # step of one request over the others.
 TOKEN_ERROR, STEP_ERROR, SIZE_ERROR = 0.3, 0.05, 0.05
-UNKNOWN = 0.5  # the latter where there is no profile
+UNKNOWN = 0.5  # in a step with any, where there is no profile
+SIZES = 8  # numbers of draft tokens that are told apart; more are rare
 AGE, AGE_EVERY = 8192, 256  # steps after which what was learnt counts 1/e; after which that is worked out at the latest
 LARGEST = 0.5  # surprise, as a logarithm, that a single pair may be
 
@@ -31,18 +28,33 @@ class DraftCost:
 
     Two numbers correct the prediction: `more` is what a token costs over it, `extra` what a step with any draft token
     does, since sizes that a profile measured in different moments are off against each other. With `sizes` there is one
-    more for each number of draft tokens up to it: a step of one request has one of a few sizes, which come often
-    enough to tell each from its neighbours. All are what a Kalman filter makes of the pairs, and go back to the
-    profile's word with the steps that bring none: a price that was too high keeps drafts, and so pairs, from being
-    made.
+    more for each number of draft tokens up to it, the last for all beyond: a step of one request has one of a few
+    sizes, which come often enough to tell each from its neighbours. All are what a Kalman filter makes of the pairs,
+    and go back to the profile's word with the steps that bring none: a price that was too high keeps drafts, and so
+    pairs, from being made.
     """
 
     def __init__(self, error: float, sizes: int = 0):
-        self._off = np.zeros(2 + sizes)  # more - 1, log(extra), and of each size the logarithm of what is left
-        self._first = np.diag([TOKEN_ERROR**2, error**2, *(SIZE_ERROR**2,) * sizes])
-        self._cov = self._first.copy()
+        self._off = [0.0] * (2 + sizes)  # more - 1, log(extra), and of each size the logarithm of what is left
+        self._first = [TOKEN_ERROR**2, error**2, *(SIZE_ERROR**2,) * sizes]  # variances before anything is learnt
+        self._cov = [[var * (i == k) for k in range(2 + sizes)] for i, var in enumerate(self._first)]
         self._steps = 0  # since the last pair
-        self._tell()
+
+    @property
+    def more(self) -> float:
+        """Cost of a draft token over its prediction."""
+        return 1 + self._off[0]
+
+    @property
+    def extra(self) -> float:
+        """Time of a step with draft tokens over what `more` leads to expect."""
+        return math.exp(self._off[1])
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The same over that, by number of draft tokens from 0 on; () where sizes are not told apart."""
+        own = [math.exp(off) for off in self._off[2:]]
+        return (1.0, *own, *own[-1:] * (MAX_DRAFT - len(own))) if own else ()
 
     def ratio(self, added: float, count: int) -> float:
         """Time of a step with `count` draft tokens over that of one without, if they add `added` by the profile."""
@@ -53,51 +65,51 @@ class DraftCost:
         self._steps += 1
         if self._steps >= AGE_EVERY:
             self._age()
-            self._tell()
 
     def learn(self, change: float, before: tuple[float, int], after: tuple[float, int]) -> None:
         """`change` is the logarithm of a step's time over the time of the one before; of both: what the profile says
         their draft tokens add, and how many these are."""
         self._age()
-        differs = self._parts(*after) - self._parts(*before)
+        differs = self._parts(*after)
+        for i, part in self._parts(*before).items():
+            differs[i] = differs.get(i, 0.0) - part
+        parts = [(i, part) for i, part in differs.items() if part]
         surprise = min(max(change - self._log(*after) + self._log(*before), -LARGEST), LARGEST)
-        gain = self._cov @ differs
-        total = float(gain @ differs) + NOISE**2
-        self._off += gain * (surprise / total)
-        self._off[0] = min(max(self._off[0], 1 / MOST - 1), MOST - 1)
-        self._off[1:] = np.clip(self._off[1:], -math.log(MOST), math.log(MOST))
-        self._cov -= np.outer(gain, gain / total)
-        self._tell()
+        gain = [sum(row[i] * part for i, part in parts) for row in self._cov]
+        total = sum(gain[i] * part for i, part in parts) + NOISE**2
+        moved = [off + own * surprise / total for off, own in zip(self._off, gain, strict=True)]
+        limit = math.log(MOST)
+        self._off = [min(max(moved[0], 1 / MOST - 1), MOST - 1), *(min(max(x, -limit), limit) for x in moved[1:])]
+        for row, own in zip(self._cov, gain, strict=True):
+            share = own / total
+            row[:] = [cov - share * other for cov, other in zip(row, gain, strict=True)]
 
     def _age(self) -> None:
         """Bring what is known to the present step."""
         left, self._steps = math.exp(-self._steps / AGE), 0
-        self._off *= left
-        self._cov = self._first + left**2 * (self._cov - self._first)
-
-    def _tell(self) -> None:
-        token, step, *sizes = self._off.tolist()
-        self.more = 1 + token  # cost of a draft token over its prediction
-        self.extra = math.exp(step)  # time of a step with draft tokens over what `more` leads to expect
-        self.sizes = (1.0, *map(math.exp, sizes)) if sizes else ()  # the same over that, by number of draft tokens
+        self._off = [left * off for off in self._off]
+        kept = left**2
+        for i, row in enumerate(self._cov):
+            row[:] = [kept * cov for cov in row]
+            row[i] += (1 - kept) * self._first[i]
 
     def _log(self, added: float, count: int) -> float:
         if not count:
             return 0.0
-        own = self._off[self._size(count)] if self.sizes else 0.0
-        return math.log(1 + self.more * added) + float(self._off[1] + own)
+        own = self._off[self._place(count)] if len(self._off) > 2 else 0.0
+        return math.log(1 + self.more * added) + self._off[1] + own
 
-    def _parts(self, added: float, count: int) -> Float[Array, " N"]:
-        """What each number changes of the logarithm of such a step's time."""
-        parts = np.zeros(len(self._off))
-        if count:
-            parts[:2] = added / (1 + self.more * added), 1.0
-            if self.sizes:
-                parts[self._size(count)] = 1.0
+    def _parts(self, added: float, count: int) -> dict[int, float]:
+        """What each number that matters changes of the logarithm of such a step's time, by its place."""
+        if not count:
+            return {}
+        parts = {0: added / (1 + self.more * added), 1: 1.0}
+        if len(self._off) > 2:
+            parts[self._place(count)] = 1.0
         return parts
 
-    def _size(self, count: int) -> int:
-        return 1 + min(count, len(self.sizes) - 1)
+    def _place(self, count: int) -> int:
+        return min(1 + count, len(self._off) - 1)
 
 
 class CostDrift:
@@ -120,7 +132,7 @@ class CostDrift:
         """What draft tokens cost in steps of about that many rows."""
         load = rows.bit_length()
         if load not in self._costs:
-            sizes = MAX_DRAFT if self._known and rows == 1 else 0
+            sizes = SIZES if self._known and rows == 1 else 0
             self._costs[load] = DraftCost(STEP_ERROR if self._known else UNKNOWN, sizes)
         return self._costs[load]
 
