@@ -228,8 +228,8 @@ class Guard:
             return False
         if load.plain < FIRST_PLAIN and load.drafting.count >= RETRIED_FOR:
             return True
-        gain = load.kept.value / load.looking.value - 1 if load.looking.count else 0.0
-        every = max(PLAIN_EVERY, EVERY_PER_GAIN * gain, EVERY_PER_SQUARE * gain * abs(gain))
+        gain = max(0.0, load.kept.value / load.looking.value - 1) if load.looking.count else 0.0
+        every = max(PLAIN_EVERY, EVERY_PER_GAIN * gain, EVERY_PER_SQUARE * gain**2)
         return load.since_plain >= min(every, RAREST_PLAIN)
 
     def _judge(self, load: _Load) -> None:
