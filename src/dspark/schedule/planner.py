@@ -22,8 +22,9 @@ from dspark.schedule.costs import CostCurves
 from dspark.schedule.policy import MAX_DRAFT, NO_DRAFT, Choice, Offer, RowView, StepView
 
 # Gain over plain decoding that a plan for several requests has to promise before anything is drafted: looking for their
-# drafts costs 1 to 2 % of a step, drawing kept tokens with a temperature 1 %, and predictions miss by as much.
-LEAST_GAIN = 0.05
+# drafts costs 1 to 3 % of a step, drawing kept tokens with a temperature 1 %, and plans that promise little
+# bring less than that.
+LEAST_GAIN = 0.08
 # Gain that a pass of the drafter for one request has to promise over the best plan without it. Of several estimates the
 # highest is most likely too high, and a pass that costs a third of a step is dear where it is.
 PASS_GAIN = 0.1
