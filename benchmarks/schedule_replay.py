@@ -1,7 +1,7 @@
 """What policies make of texts that are known: differences of half a percent in a minute, not in hours of timed runs.
 
     python benchmarks/schedule_replay.py                          collects the texts once, then replays them
-    python benchmarks/schedule_replay.py --steps 1,1.105,1.148,1.172,1.268 --draft 0.26 --noise 0.14
+    python benchmarks/schedule_replay.py --policies fixed:4,auto --draft 0.26 --noise 0.14
 
 One request at a time, T=0. Collected are the answers to the built-in prompts, and the drafter's draft at every position
 of them; replayed are the engine's own scheduler, guard and lookup, with steps that take what --steps and --draft say,
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from schedule_runs import CONTEXT, GOLDEN
 
 from dspark.cli.markdown import markdown_table
 from dspark.config import Draft, EngineConfig, RowRecord, SamplingParams, StepRecord, StepTimes, Streams
@@ -38,9 +39,9 @@ from dspark.schedule import MAX_DRAFT, CostCurves, Offer
 from dspark.schedule.parse import is_adaptive, parse_policy
 from dspark.target import Target, load_target
 
-STEPS = "1,1.10,1.155,1.175,1.25,1.30,1.41,1.42,1.50"  # SmolLM2 on two cores of a Zen 5 EPYC, of a plain step
+# SmolLM2 on two cores of a Zen 5 EPYC, of a plain step; above 8 draft tokens by what its profile said.
+STEPS = "1,1.10,1.155,1.175,1.25,1.30,1.41,1.42,1.50,1.57,1.66,1.72,1.78,1.84,1.90,1.95,2.0"
 PLAIN_MS = 16.0
-GOLDEN = 0.618  # answers of different lengths, as in schedule.py
 ANSWER = 144  # tokens of a collected answer
 
 
@@ -180,12 +181,12 @@ def main() -> None:
     parser.add_argument("--draft", type=float, default=0.29, help="time of the drafter's pass, in plain steps")
     parser.add_argument("--noise", type=float, default=0.18, help="of the logarithm of a step's time")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/replay"))
+    parser.add_argument("--out", type=Path, default=Path("runs/replay"), help="a new one for another drafter")
     args = parser.parse_args()
     args.steps = [float(step) for step in args.steps.split(",")]
     target = load_target(args.target, torch.device("cpu"))
-    config = EngineConfig(model=args.target, context=512, prefix_cache=False)
-    path = args.out / "texts.json"
+    config = EngineConfig(model=args.target, context=CONTEXT, prefix_cache=False)
+    path = args.out / f"{target.name}.json"
     if not path.exists():
         args.out.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(collect(target, replace(config, max_batch=8, proposer="dspark"))), encoding="utf-8")
