@@ -31,7 +31,7 @@ NO_HEALTH_CHECK = {"suppress_health_check": [HealthCheck.function_scoped_fixture
 
 def tokens_per_ms(step, lens, rows, costs, draft_ms=0.0):
     kept = sum(sum(m.survivals(chances)[:n]) for chances, n in zip(rows, lens, strict=True))
-    time = costs.step_ms(step.tokens, sum(lens), step.pass_rows, step.context)[-1] + draft_ms
+    time = costs.step_times(step.tokens, sum(lens), step.pass_rows, step.context)[sum(lens)] + draft_ms
     return (len(rows) + kept) / time
 
 
@@ -80,8 +80,9 @@ OFFERED = st.lists(st.tuples(*[st.lists(CHANCE, max_size=3)] * 2), min_size=2, m
 
 @given(OFFERED, TABLE, st.floats(0, 2), st.floats(0, 1), st.floats(0.5, 2), st.floats(0.6, 1.6), st.integers(0, 40))
 @settings(max_examples=200, deadline=None)
-def test_to_stop_before_planning_changes_no_plan(offered, table, draft, slot, drift, extra, prompt):
-    """Several requests, each with a look-up, a drafter or both; where nothing can pay, plans are not even compared."""
+def test_plans_with_and_without_a_drafter_equal_brute_force(offered, table, draft, slot, drift, extra, prompt):
+    """Several requests, each with a look-up, a drafter or both: no prefixes of their drafts bring more tokens per ms,
+    with the drafter run for the 0, 1, 2, 4 or all rows that gain most from it, as long as its longest draft."""
     costs = m.curves(table, draft, slot)
     views = tuple(
         RowView(10, 3, False, offers=tuple(m.one_offer(c, own, own) for own, c in enumerate(both) if c))
@@ -89,16 +90,41 @@ def test_to_stop_before_planning_changes_no_plan(offered, table, draft, slot, dr
     )
     drifts = {"draft_drift": drift, "more_drift": 1 / drift, "rest_drift": drift, "extra_drift": extra}
     step = StepView(views, len(views) + prompt, len(views) + bool(prompt), 100, **drifts)
-    with pytest.MonkeyPatch.context() as patch:
-        stopped = plan_drafts(step, costs)
-        patch.setattr(planner, "_may_pay", lambda *args: True)
-        assert plan_drafts(step, costs) == stopped
+    times = planner._step_times(step, costs, 3 * len(views))
+    least = len(views) / times[0] * (1 + LEAST_GAIN)
 
+    def rate(kept, tokens, drafting):
+        return (len(views) + kept) / (times[tokens] + drafting * drift)
 
-def test_most_steps_of_a_crowd_stop_before_planning(monkeypatch):
-    monkeypatch.setattr(planner, "_best_group", None)
-    step = m.step_of([[0.3, 0.2]] * 32)
-    assert not any(choice.length for choice in plan_drafts(step, m.curves(lambda tokens: 60 + 1.7 * tokens)))
+    best = least
+    survivals = [[m.survivals(chances) for chances in both] for both in offered]
+    order = sorted(
+        (i for i, (_, own) in enumerate(survivals) if own), key=lambda i: sum(survivals[i][0]) - sum(survivals[i][1])
+    )
+    for n in {0, 1, 2, 4, len(order)} & {*range(len(order) + 1)}:
+        own = [survivals[i][i in order[:n]] for i in range(len(views))]
+        for lens in product(*(range(len(s) + 1) for s in own)):
+            depth = max((min(lens[i] + 2, len(own[i])) for i in order[:n] if lens[i]), default=1)
+            drafting = draft + slot * max(depth, 1) if n else 0.0
+            best = max(best, rate(sum(sum(s[:k]) for s, k in zip(own, lens, strict=True)), sum(lens), drafting))
+
+    choices = plan_drafts(step, costs)
+    if not any(choice.length for choice in choices):
+        assert best == pytest.approx(least)
+        return
+    passes = [i for i, choice in enumerate(choices) if choice.length and choice.offer.drafter_pass]
+    assert set(passes) <= set(order)
+    # The drafter goes two slots beyond the plan, or as far as it can, so a plan is one of a few.
+    planned = []
+    for short in product(*(range(3) if i in passes else (0,) for i in range(len(views)))):
+        lens = [choice.length - cut for choice, cut in zip(choices, short, strict=True)]
+        if min((lens[i] for i in passes), default=1) >= 1 and all(
+            min(lens[i] + 2, len(choices[i].offer.survival)) == choices[i].length for i in passes
+        ):
+            kept = sum(c.offer.kept(n) for c, n in zip(choices, lens, strict=True) if c.offer)
+            depth = max((choices[i].length for i in passes), default=0)
+            planned.append(rate(kept, sum(lens), draft + slot * depth if passes else 0.0))
+    assert max(planned) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -127,7 +153,7 @@ def opened_one_by_one(step, expected, reveal, costs):
     """The same plan by a reader who sees a confidence only after admitting every token before it."""
     lens, survival, base = [0] * len(step.rows), {}, len(step.rows)
     foreseen = sorted((s for row in expected for s in m.survivals(row)), reverse=True)
-    times = costs.step_ms(step.tokens, len(foreseen), step.pass_rows, step.context)
+    times = costs.step_times(step.tokens, len(foreseen), step.pass_rows, step.context)
     kept = base
     while True:
         front = []

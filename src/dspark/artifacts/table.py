@@ -61,6 +61,28 @@ class TableOrder:
         return TableOrder(*(getattr(self, column)[kept] for column in COLUMNS))
 
 
+class _Columns(NamedTuple):
+    """An order's columns as memoryviews, whose plain ints bisect compares faster than numpy's. Keys are hashes, so all
+    but their last `shift` bits say within a few rows where one stands: from `starts` of that on."""
+
+    order: int
+    shift: int
+    starts: memoryview
+    keys: memoryview
+    next_ids: memoryview
+    counts: memoryview
+    totals: memoryview
+
+    @classmethod
+    def of(cls, order: int, rows: TableOrder) -> "_Columns":
+        bits = max(1, len(rows).bit_length() - 1)
+        firsts = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+        starts = np.append(np.searchsorted(rows.keys, firsts), len(rows)).astype(np.uint32)
+        return cls(
+            order, 64 - bits, starts.data, rows.keys.data, rows.next_ids.data, rows.counts.data, rows.totals.data
+        )
+
+
 @dataclass(frozen=True)
 class CorpusTable:
     """Continuations by context. `target` wrote the text; `counted` says how much of it, and how it was counted."""
@@ -73,10 +95,9 @@ class CorpusTable:
         return sum(map(len, self.orders.values()))
 
     @cached_property
-    def _columns(self) -> "list[tuple[int, memoryview, memoryview, memoryview, memoryview]]":
-        """(order, its columns), longest first; bisect on a memoryview compares plain ints, faster than numpy's."""
-        orders = sorted(self.orders.items(), reverse=True)
-        return [(n, r.keys.data, r.next_ids.data, r.counts.data, r.totals.data) for n, r in orders]
+    def _columns(self) -> list[_Columns]:
+        """Longest order first."""
+        return [_Columns.of(order, rows) for order, rows in sorted(self.orders.items(), reverse=True)]
 
     @property
     def longest(self) -> int:
@@ -86,11 +107,12 @@ class CorpusTable:
     def find(self, last_ids: Sequence[int]) -> Continuation | None:
         """What most often follows `last_ids`, by the longest of their ends that the table knows; microseconds."""
         keys = context_keys(last_ids, self.longest)
-        for order, known, next_ids, counts, totals in self._columns:
+        for order, shift, starts, known, next_ids, counts, totals in self._columns:
             if order <= len(keys):
                 key = keys[order - 1]
-                row = bisect_left(known, key)
-                if row < len(known) and known[row] == key:
+                first, end = starts[key >> shift], starts[(key >> shift) + 1]
+                row = bisect_left(known, key, first, end)
+                if row < end and known[row] == key:
                     return Continuation(next_ids[row], counts[row], totals[row], order)
         return None
 

@@ -9,10 +9,11 @@ are therefore opened one by one, in the order of their rank: a slot's survival d
 them admitted, and what lies behind it is what older steps lead to expect. See docs/exactness.md, clause 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
+from itertools import accumulate, chain, repeat, zip_longest
+from operator import add, mul, truediv
+from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -60,95 +61,73 @@ def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
         return (_plan_alone(step, costs),)
     cheap = [_best_offer(row, drafter_pass=False) for row in step.rows]
     drafted = [_best_offer(row, drafter_pass=True) for row in step.rows]
-    if not any(cheap) and not any(drafted):
-        return (NO_DRAFT,) * len(step.rows)
     by_cheap = [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, cheap, strict=True)]
     by_pass = [offer.survival[: row.room] if offer else () for row, offer in zip(step.rows, drafted, strict=True)]
-    gains = [sum(after) - sum(before) for after, before in zip(by_pass, by_cheap, strict=True)]
-    order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (-gains[i], i))
-    sizes = _group_sizes(len(order))
-    if not _may_pay(step, costs, by_cheap, by_pass, sizes):
+    before, after = list(map(sum, by_cheap)), list(map(sum, by_pass))
+    # Most steps of many requests end here: a step with drafts takes longer than one without in any case.
+    if sum(map(max, before, after)) < len(step.rows) * LEAST_GAIN - _NEVER:
         return (NO_DRAFT,) * len(step.rows)
-    width = max(1, *map(len, by_cheap), *map(len, by_pass))
-    tables = np.repeat(table(by_cheap, width)[None], len(sizes), axis=0)
-    with_pass = table(by_pass, width)
-    for group, n in zip(tables, sizes, strict=True):
-        group[order[:n]] = with_pass[order[:n]]
-    best_rows, best = _best_group(step, costs, tables, order, sizes, drafted)
-    for i in order[:best_rows]:
+    times = _step_times(step, costs, sum(map(max, map(len, by_cheap), map(len, by_pass))))
+    best, lens = _best_lens(by_cheap, times, len(step.rows) * (1 + LEAST_GAIN) / times[0])
+    order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (before[i] - after[i], i))
+    sampled = list(accumulate((step.rows[i].sampled for i in order), initial=0))
+    gains = list(accumulate((_gained(by_cheap[i], by_pass[i]) for i in order), initial=0.0))
+    chosen = 0
+    for n in _group_sizes(len(order))[1:]:
+        drafting = [ms * step.draft_drift for ms in costs.draft_times(n, sampled[n])]
+        # No set of tokens without the pass beats `best`, so with it one can only by what the pass itself brings.
+        if gains[n] <= best * drafting[1] * (1 - _NEVER):
+            continue
+        with_pass = {
+            i: _REACH if offer is not None and offer.confident else 0 for i in order[:n] if (offer := drafted[i])
+        }
+        survivals = [by_pass[i] if i in with_pass else own for i, own in enumerate(by_cheap)]
+        rate, found = _best_lens(survivals, times, best, with_pass, drafting)
+        if rate > best:
+            best, lens, chosen = rate, found, n
+    for i in order[:chosen]:
         cheap[i] = drafted[i]
-    return _choices(step.rows, cheap, best)
+    return _choices(step.rows, cheap, lens)
 
 
-def _may_pay(
-    step: StepView,
-    costs: CostCurves,
-    by_cheap: Sequence[Sequence[float]],
-    by_pass: Sequence[Sequence[float]],
-    sizes: Sequence[int],
-) -> bool:
-    """Whether a plan could promise LEAST_GAIN if every token cost as little as the cheapest does and a whole draft as
-    little as its first token. Most steps of many requests end here, at a fraction of what planning them costs."""
-    rows, shape = len(step.rows), (step.pass_rows, step.context, step.sampled_rows)
-    best = sum(max(sum(a), sum(b)) for a, b in zip(by_cheap, by_pass, strict=True))
-    if best < rows * LEAST_GAIN - _NEVER:  # more than a step without drafts it takes in any case
-        return False
-    most = sum(max(len(a), len(b)) for a, b in zip(by_cheap, by_pass, strict=True))
-    base = _decoding_ms(step, costs, costs.step_times(step.tokens, most, *shape)[0])
-    share = rows * (1 + LEAST_GAIN) / base  # tokens that a millisecond has to bring
-    least = share * costs.least_token_ms(step.tokens, most, *shape) * step.more_drift * step.extra_drift
-    over = [sum(s - least for s in survival if s > least) for survival in by_cheap]
-    more = [sum(s - least for s in survival if s > least) for survival in by_pass]
-    more = sorted((max(0.0, b - a) for a, b in zip(over, more, strict=True)), reverse=True)
-    missing = rows * ((1 + LEAST_GAIN) * step.extra_drift - 1) - sum(over)
-    drift = share * step.draft_drift / step.rest_drift
-    # A hair below, so that rounding leaves nothing out that would have been planned.
-    return any(sum(more[:n]) - (costs.draft_times(n)[1] * drift if n else 0.0) >= missing - _NEVER for n in sizes)
+def _gained(before: Sequence[float], after: Sequence[float]) -> float:
+    """What slots of one draft survive more often than those of another, in tokens; never negative."""
+    return sum(map(max, zip_longest(before, after, fillvalue=0.0))) - sum(before)
 
 
-def _best_group(
-    step: StepView,
-    costs: CostCurves,
-    tables: Float[Array, "G B W"],
-    order: Sequence[int],
-    sizes: Sequence[int],
-    drafted: Sequence[Offer | None],
-) -> tuple[int, list[int]]:
-    """The number of rows to run the drafter for, and all rows' draft lengths, with most expected tokens per ms.
+def _best_lens(
+    survivals: Sequence[Sequence[float]],
+    times: Sequence[float],
+    best: float,
+    with_pass: Mapping[int, int] = MappingProxyType({}),
+    drafting: Sequence[float] = (0.0, 0.0),
+) -> tuple[float, list[int]]:
+    """The most expected tokens per ms, if it is more than `best`, and the rows' draft lengths for it; else `best` and
+    no draft. Ties go to the smaller slot, then the earlier row. Lists: arrays take longer for so few.
 
     Args:
-        tables: survivals when the first `sizes[g]` rows of `order` are drafted for, -1 where there is no slot.
-
-    Where the drafter runs, it runs as long as the longest of its drafts, for all of them; its pass is counted even
-    where nothing is admitted, since without it is another plan.
+        times: of a step with 0, 1, ... draft tokens, without drafting.
+        with_pass: the rows whose draft the drafter makes, and how many slots it drafts beyond what is planned.
+        drafting: what the drafter takes for 0, 1, ... slots. It runs as long as the longest of its drafts, for all of
+            them; its pass is counted even where none of them is admitted, since without it is another plan.
     """
-    groups, rows, width = tables.shape
-    by_slot = tables.transpose(0, 2, 1).reshape(groups, width * rows)  # ties go to the smaller slot, then the row
-    ranks = np.argsort(-by_slot, axis=1, kind="stable")
-    survival = np.take_along_axis(by_slot, ranks, 1)
-    most = int((survival >= 0).sum(1).max())
-    ranks, survival = ranks[:, :most], survival[:, :most]
-    slot, row = np.divmod(ranks, rows)
-    kept = np.full((groups, most + 1), float(rows))
-    np.add(kept[:, 1:], np.cumsum(survival, axis=1), out=kept[:, 1:])
-    kept[:, 1:][survival < 0] = -1.0
-    kept[0, 0] *= 1 + LEAST_GAIN  # the plan without any draft
-    times = np.repeat(_step_ms(step, costs, most)[None], groups, axis=0)
-    if order:
-        reach = np.zeros((groups, rows), dtype=np.int64)
-        for group, n in enumerate(sizes):
-            for i in order[:n]:
-                offer = drafted[i]
-                reach[group, i] = 1 + (_REACH if offer is not None and offer.confident else 0)
-        place = np.arange(groups)[:, None]
-        behind, offered = reach[place, row], (tables >= 0).sum(2)
-        depth = np.ones((groups, most + 1), dtype=np.int64)
-        depth[:, 1:] = np.where(behind > 0, np.minimum(slot + behind, offered[place, row]), 1)
-        sampled = list(accumulate((step.rows[i].sampled for i in order), initial=0))
-        drafting = np.stack([costs.draft_ms(n, sampled[n]) for n in sizes])
-        times += drafting[place, np.maximum.accumulate(depth, axis=1)] * step.draft_drift
-    group, count = divmod(int((kept / times).argmax()), most + 1)
-    return sizes[group], np.bincount(row[group, :count], minlength=rows).tolist()
+    lens = [0] * len(survivals)
+    # What a pass of one slot would bring; most numbers of rows end here, since sorting plain numbers is quicker.
+    tokens = accumulate(sorted(chain.from_iterable(survivals), reverse=True), initial=len(survivals))
+    if max(map(truediv, tokens, map(add, times, repeat(drafting[1])))) < best * (1 - _NEVER):
+        return best, lens
+    ranked = sorted((-chance, slot, row) for row, own in enumerate(survivals) for slot, chance in enumerate(own))
+    kept, depth, count = 0.0, 1, 0
+    for admitted, (minus, slot, row) in enumerate(ranked, 1):
+        kept -= minus
+        if row in with_pass:
+            depth = max(depth, min(slot + 1 + with_pass[row], len(survivals[row])))
+        rate = (len(survivals) + kept) / (times[admitted] + drafting[depth])
+        if rate > best:
+            best, count = rate, admitted
+    for _, _, row in ranked[:count]:
+        lens[row] += 1
+    return best, lens
 
 
 def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
@@ -161,7 +140,7 @@ def _plan_alone(step: StepView, costs: CostCurves) -> Choice:
         if offer.drafter_pass and not passes:
             least, passes = least * (1 + PASS_GAIN), True
         survival, kept = offer.survival[: row.room], 1.0
-        reach = _REACH if offer.confident else 0
+        reach = _reach(offer)
         drafting = costs.draft_times(int(offer.drafter_pass), int(row.sampled))
         for length, chance in enumerate(survival, 1):
             kept += chance
@@ -298,17 +277,13 @@ def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], st
 
 
 def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
-    """A step of several requests with 0..most draft tokens and no drafting: predicted, corrected by how older steps
-    differed from that."""
-    curve = costs.step_ms(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
-    base = _decoding_ms(step, costs, curve[0])
-    corrected = np.maximum((base + (curve - curve[0]) * step.more_drift) * step.extra_drift, base)
-    corrected[0] = base
-    return corrected * step.rest_drift
+    """`_step_times` as an array."""
+    return np.array(_step_times(step, costs, most))
 
 
 def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
-    """The same as a list, which is faster for a few; of one request every size has a correction of its own."""
+    """A step with 0..most draft tokens and no drafting: predicted, corrected by how older steps differed from that; of
+    one request every size has a correction of its own."""
     curve = costs.step_times(step.tokens, most, step.pass_rows, step.context, step.sampled_rows)
     plain, base = curve[0], _decoding_ms(step, costs, curve[0])
     more, extra, rest = step.more_drift, step.extra_drift, step.rest_drift
@@ -339,11 +314,17 @@ def drafting_ms(step: StepView, costs: CostCurves, choices: Sequence[Choice]) ->
 
 
 def _best_offer(row: RowView, drafter_pass: bool) -> Offer | None:
-    """The row's best offer of one kind."""
-    offers = [offer for offer in row.offers if offer.drafter_pass == drafter_pass]
-    if not offers or row.room < 1:
-        return None
-    return offers[0] if len(offers) == 1 else max(offers, key=lambda offer: offer.kept(row.room))
+    """The row's best offer of one kind, the first of equals."""
+    best = None
+    for offer in row.offers if row.room else ():
+        if offer.drafter_pass == drafter_pass and (best is None or offer.kept(row.room) > best.kept(row.room)):
+            best = offer
+    return best
+
+
+def _reach(offer: Offer | None) -> int:
+    """Slots to draft beyond what is planned."""
+    return _REACH if offer is not None and offer.confident else 0
 
 
 def _group_sizes(most: int) -> list[int]:
@@ -357,8 +338,7 @@ def _choices(rows: Sequence[RowView], offers: Sequence[Offer | None], lens: Sequ
         if offer is None or not length:
             choices.append(NO_DRAFT)
         else:
-            reach = _REACH if offer.confident else 0
-            choices.append(Choice(offer, min(length + reach, len(offer.survival), row.room)))
+            choices.append(Choice(offer, min(length + _reach(offer), len(offer.survival), row.room)))
     return tuple(choices)
 
 
