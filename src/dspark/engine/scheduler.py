@@ -117,24 +117,8 @@ class Scheduler:
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the step just made."""
-        done = {row.request_id: row for row in record.rows}
-        used = {
-            (choice.source, self._kind(row.request))
-            for row, choice in zip(self._sampling, self._choices, strict=True)
-            if not choice.trial
-        }
-        for row, choice, (claimed, corrected) in zip(self._sampling, self._choices, self._claims, strict=True):
-            result = done[row.request.id]
-            if result.source == "none" or not result.committed or choice.offer is None or choice.offer.watched:
-                continue
-            source, kind = result.source, self._kind(row.request)
-            if choice.trial:
-                # What is known of a source that other rows use is of today.
-                self._estimates.fade(row.request.id, source, kind, shared=(source, kind) not in used)
-                if result.accepted:
-                    self._trials.won((source, kind))
-                    self._trials.won((row.request.id, source))
-            self._estimates.observe(row.request.id, source, kind, result.verified, result.accepted, claimed, corrected)
+        if any(choice.length for choice in self._choices):
+            self._learn(record)
         self._measure(record)
 
     def release(self, request: Request) -> None:
@@ -238,6 +222,27 @@ class Scheduler:
             chances = scaling.apply_to(stated[:length])
             claims.append((chances, self._estimates.correct(choice.source, self._kind(request), chances)))
         return claims
+
+    def _learn(self, record: StepRecord) -> None:
+        """What the step's drafts were worth."""
+        done = {row.request_id: row for row in record.rows}
+        used = {
+            (choice.source, self._kind(row.request))
+            for row, choice in zip(self._sampling, self._choices, strict=True)
+            if not choice.trial
+        }
+        for row, choice, (claimed, corrected) in zip(self._sampling, self._choices, self._claims, strict=True):
+            result = done[row.request.id]
+            if result.source == "none" or not result.committed or choice.offer is None or choice.offer.watched:
+                continue
+            source, kind = result.source, self._kind(row.request)
+            if choice.trial:
+                # What is known of a source that other rows use is of today.
+                self._estimates.fade(row.request.id, source, kind, shared=(source, kind) not in used)
+                if result.accepted:
+                    self._trials.won((source, kind))
+                    self._trials.won((row.request.id, source))
+            self._estimates.observe(row.request.id, source, kind, result.verified, result.accepted, claimed, corrected)
 
     def _measure(self, record: StepRecord) -> None:
         """How far measured times are from predicted ones; and what the guard has to know."""
