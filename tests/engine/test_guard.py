@@ -87,18 +87,6 @@ def test_a_pause_ends_when_drafts_pay_again():
     assert sum(drafted[2000:]) > 980
 
 
-@pytest.mark.parametrize(("rows", "goes_on"), [(1, True), (8, False)])
-def test_a_gain_of_two_percent_is_enough_for_one_request_only(rows, goes_on):
-    """Drafting steps bring two tokens a request for the price of 2 / 1.02 plain steps."""
-    guard = Watched()
-    for i in range(600):
-        may = guard.allows(rows, True)
-        guard.observe(record(may, 1, PLAIN_MS, rows), 2 / 1.02 if may else 1.0)
-        if not may and guard._load(rows).left:
-            break
-    assert (i == 599) == goes_on
-
-
 def until_retried(guard):
     """Steps to the end of the pause the guard is in."""
     return next(i for i in range(10_000) if guard.allows(1, True))

@@ -14,9 +14,8 @@ FOLLOW_UPS = 2  # further trials at once, as long as they win
 JUDGED_AFTER, RETRIED_FOR = 48, 4  # drafting steps between judgements, and after a pause
 GROSS_AFTER, GROSS = 12, 0.85  # a loss of more than 15 % is judged after this many
 MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much as several of one
-# Gain that drafting has to show; after a pause few steps decide, so that less would be chance. With several requests
-# the keeping of books about each costs another 1 % of a step, which no figure here counts, and there is less to win.
-MARGIN, RETRY_MARGIN, SEVERAL_MARGIN = 0.01, 0.02, 0.02
+# Gain that drafting has to show; after a pause few steps decide, so that less would be chance.
+MARGIN, RETRY_MARGIN = 0.01, 0.02
 FIRST_PAUSE, LONGEST_PAUSE = 64, 8192  # plain steps
 CUT = 4  # a pause is that much shorter after the end of all its requests: the next ones' text may be of another kind
 FIRST_PLAIN = 4  # plain steps at the start, every other one
@@ -218,7 +217,7 @@ class Guard:
         load.drafting.add(_usual(cost, load.drafting))
         load.tested += min(len(record.rows), MOST_WEIGHT)
         if load.plain:
-            self._judge(load, several=len(record.rows) > 1)
+            self._judge(load)
 
     def _is_rest(self, load: _Load, measures: bool) -> bool:
         if load.left:
@@ -233,14 +232,13 @@ class Guard:
         every = max(PLAIN_EVERY, EVERY_PER_GAIN * gain, EVERY_PER_SQUARE * gain**2)
         return load.since_plain >= min(every, RAREST_PLAIN)
 
-    def _judge(self, load: _Load, several: bool) -> None:
+    def _judge(self, load: _Load) -> None:
         """Go on or pause, once enough steps have been seen."""
         ratio = load.looking.value
         gross = load.tested >= GROSS_AFTER and load.kept.value < GROSS * ratio
         if not gross and load.tested < load.judged_after:
             return
         margin = MARGIN if load.judged_after == JUDGED_AFTER else RETRY_MARGIN
-        margin += SEVERAL_MARGIN if several else 0.0
         load.tested = 0
         if load.kept.value >= ratio * (1 + margin):
             load.judged_after, load.pause, load.stale = JUDGED_AFTER, FIRST_PAUSE, FIRST_STALE
