@@ -61,6 +61,14 @@ def test_the_longest_known_context_answers():
     assert table.longest == 2 and len(table) == 4
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 255, 256, 1000])
+def test_every_context_of_a_table_is_found_and_no_other(size):
+    entries = {(token,): (token % VOCAB, 1 + token % 3, 9) for token in range(size)}
+    table = CorpusTable({1: rows(entries)}, TARGET)
+    assert [table.find([token]) for token in range(size)] == [(*values, 1) for values in entries.values()]
+    assert not any(table.find([token]) for token in range(size, 3 * size))
+
+
 def test_keys_of_many_contexts_are_those_of_each():
     contexts = np.random.default_rng(0).integers(0, 200_000, (100, 5))
     keys = np.zeros(100, np.uint64)

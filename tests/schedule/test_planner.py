@@ -105,7 +105,7 @@ def test_plans_with_and_without_a_drafter_equal_brute_force(offered, table, draf
         own = [survivals[i][i in order[:n]] for i in range(len(views))]
         for lens in product(*(range(len(s) + 1) for s in own)):
             depth = max((min(lens[i] + 2, len(own[i])) for i in order[:n] if lens[i]), default=1)
-            drafting = draft + slot * max(depth, 1) if n else 0.0
+            drafting = draft + slot * depth if n else 0.0
             best = max(best, rate(sum(sum(s[:k]) for s, k in zip(own, lens, strict=True)), sum(lens), drafting))
 
     choices = plan_drafts(step, costs)
@@ -125,6 +125,15 @@ def test_plans_with_and_without_a_drafter_equal_brute_force(offered, table, draf
             depth = max((choices[i].length for i in passes), default=0)
             planned.append(rate(kept, sum(lens), draft + slot * depth if passes else 0.0))
     assert max(planned) == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("draft", "numbers"), [(2.0, 7), (1000.0, 1)])
+def test_numbers_of_rows_that_the_drafter_cannot_pay_for_are_not_planned(monkeypatch, draft, numbers):
+    """None, and 1, 2, 4, 8, 16 and 32 rows, each of which may gain two tokens."""
+    searched, search = [], planner._best_lens
+    monkeypatch.setattr(planner, "_best_lens", lambda *args: searched.append(args) or search(*args))
+    plan_drafts(m.step_of([[1.0, 1.0]] * 32, drafter_pass=True), m.curves(lambda tokens: 60 + 1.7 * tokens, draft))
+    assert len(searched) == numbers
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, zip_longest
 from operator import add, mul, truediv
-from types import MappingProxyType
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -68,7 +67,7 @@ def plan_drafts(step: StepView, costs: CostCurves) -> tuple[Choice, ...]:
     if sum(map(max, before, after)) < len(step.rows) * LEAST_GAIN - _NEVER:
         return (NO_DRAFT,) * len(step.rows)
     times = _step_times(step, costs, sum(map(max, map(len, by_cheap), map(len, by_pass))))
-    best, lens = _best_lens(by_cheap, times, len(step.rows) * (1 + LEAST_GAIN) / times[0])
+    best, lens = _best_lens(by_cheap, times, len(step.rows) * (1 + LEAST_GAIN) / times[0], {}, (0.0, 0.0))
     order = sorted((i for i, offer in enumerate(drafted) if offer), key=lambda i: (before[i] - after[i], i))
     sampled = list(accumulate((step.rows[i].sampled for i in order), initial=0))
     gains = list(accumulate((_gained(by_cheap[i], by_pass[i]) for i in order), initial=0.0))
@@ -99,8 +98,8 @@ def _best_lens(
     survivals: Sequence[Sequence[float]],
     times: Sequence[float],
     best: float,
-    with_pass: Mapping[int, int] = MappingProxyType({}),
-    drafting: Sequence[float] = (0.0, 0.0),
+    with_pass: Mapping[int, int],
+    drafting: Sequence[float],
 ) -> tuple[float, list[int]]:
     """The most expected tokens per ms, if it is more than `best`, and the rows' draft lengths for it; else `best` and
     no draft. Ties go to the smaller slot, then the earlier row. Lists: arrays take longer for so few.
@@ -186,7 +185,8 @@ def plan_verification(
     width = max(1, *map(len, known), *map(len, expected))
     ranked = rank(table(known, width))
     foreseen = ranked.survival if expected == known else rank(table(expected, width)).survival
-    step_ms = _step_ms(step, costs, fixed + len(foreseen))[fixed:] + drafting_ms(step, costs, choices)
+    times = _step_times(step, costs, fixed + len(foreseen))
+    step_ms = np.array(times[fixed:]) + drafting_ms(step, costs, choices)
     planned = ranked.lens(stopping_count(base, ranked.survival, foreseen, step_ms), len(lens))
     return tuple(n if c.trial else p for c, n, p in zip(choices, lens, planned, strict=True))
 
@@ -274,11 +274,6 @@ def _first_stop(kept: list[float], foreseen: list[float], scale: list[float], st
         if all((now + tokens * factor) / ms <= rate for tokens, ms in further):
             return i
     return len(scale)
-
-
-def _step_ms(step: StepView, costs: CostCurves, most: int) -> Float[Array, " most_plus_1"]:
-    """`_step_times` as an array."""
-    return np.array(_step_times(step, costs, most))
 
 
 def _step_times(step: StepView, costs: CostCurves, most: int) -> list[float]:
