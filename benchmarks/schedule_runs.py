@@ -28,7 +28,7 @@ from dspark.target import load_target
 
 CONTEXT = 512
 GOLDEN = 0.618  # its multiples are spread evenly between whole numbers
-SLICE_S = 0.2  # modes take turns of this length within a piece
+SLICE_S = 0.02  # modes take turns of this length, one step at least, within a piece
 VOID = 0.03  # a control that differs more makes a run void
 RANDOM = " (random drafter)"  # ends the name of a mode that has a drafter of random weights
 

@@ -94,9 +94,10 @@ def test_without_the_guard_fixed_drafts_whatever_it_brings(target, monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["scheduled", "history"])
-def test_in_a_pause_nothing_is_looked_up(policy, target, plain, monkeypatch):
+def test_in_a_pause_nothing_is_looked_up_or_learnt(policy, target, plain, monkeypatch):
     m.Clock(monkeypatch, target)
     monkeypatch.setattr("dspark.engine.scheduler.Guard.allows", lambda *args: False)
+    monkeypatch.setattr("dspark.engine.scheduler.CostDrift.learn_drafts", lambda *args: pytest.fail("learnt"))
     proposer = LookupProposer()
     monkeypatch.setattr(proposer, "offers", lambda *args: pytest.fail("looked for a draft"))
     outputs = m.engine_on(target, proposer, policy=policy).generate(PROMPTS, MODES["greedy"])
@@ -127,16 +128,25 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("look_ms", "least", "most"), [(0.0, 95, 100), (0.2, 20, 40)])
-def test_looks_that_find_nothing_are_as_rare_as_they_are_dear(look_ms, least, most, target, monkeypatch):
-    clock, proposer, looks = m.Clock(monkeypatch, target), LookupProposer(), []
+@pytest.mark.parametrize(
+    ("look_ms", "learn_ms", "least", "most"), [(0, 0, 95, 100), (0.2, 0, 20, 40), (0, 0.2, 20, 40)]
+)
+def test_looks_that_find_nothing_are_as_rare_as_they_are_dear(look_ms, learn_ms, least, most, target, monkeypatch):
+    """What a guess's outcome teaches the proposer is part of the look."""
+    clock, proposer, looks, learnt = m.Clock(monkeypatch, target), LookupProposer(), [], []
 
     def offers(row, outlook):
         looks.append(clock.now_ms)
         clock.now_ms += look_ms
         return ()
 
+    def observe(row, taps, kept):
+        if len(learnt) < len(looks):
+            learnt.append(clock.now_ms)
+            clock.now_ms += learn_ms
+
     monkeypatch.setattr(proposer, "offers", offers)
+    monkeypatch.setattr(proposer, "observe", observe)
     m.run(m.engine_on(target, proposer, policy="auto"), PROMPTS[:1], s.greedy(max_tokens=100))
     assert least <= len(looks) <= most
 

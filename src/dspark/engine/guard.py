@@ -160,6 +160,7 @@ class Guard:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._rests = False  # in the step under way
+        self.wants_plain = False  # the step under way is plain in order to be measured
         self.looks = Looks()  # those of the load of the step under way
 
     def allows(self, rows: int, measures: bool) -> bool:
@@ -167,7 +168,10 @@ class Guard:
         and can be compared with others. Call it once per step."""
         load = self._load(rows)
         self.looks = load.looks
-        self._rests = self._is_rest(load, measures) or not self.looks.due()
+        paused = load.left > 0
+        load.left -= paused
+        self.wants_plain = not paused and self._wants_plain(load, measures)
+        self._rests = paused or self.wants_plain or not self.looks.due()
         return not self._rests
 
     def release(self) -> None:
@@ -219,10 +223,7 @@ class Guard:
         if load.plain:
             self._judge(load)
 
-    def _is_rest(self, load: _Load, measures: bool) -> bool:
-        if load.left:
-            load.left -= 1
-            return True
+    def _wants_plain(self, load: _Load, measures: bool) -> bool:
         # A rest is held against drafts made since the last one, in steps that can be compared.
         if not measures or load.since_draft >= load.since_plain:
             return False

@@ -54,6 +54,7 @@ class Scheduler:
         self._step: StepView | None = None  # None: nothing could be drafted
         self._sampling: list[Row] = []
         self._choices: tuple[Choice, ...] = ()
+        self._drafted = False  # in the step before
         self._look_ms = 0.0  # of the step
         self._claims: list[tuple[list[float], list[float]]] = []  # per row: calibrated confidences, and corrected
         self._kinds: dict[int, str] = {}  # by request id; see `_kind`
@@ -82,7 +83,10 @@ class Scheduler:
         sampling = len(self._sampling)
         comparable = not any(row.prefill or row.request.id in self._own for row in rows)
         allowed = self._guard is None or self._guard.allows(sampling, comparable)
-        # A pause costs nothing: not even a look at what could be drafted.
+        # A pause costs nothing: neither a look at what could be drafted, nor learning what plain steps take where no
+        # step with drafts is beside them.
+        if not (allowed or self._own or self._drafted or (self._guard and self._guard.wants_plain)):
+            return [0] * sampling
         self._step = step = self._view(rows, looks=allowed or bool(self._own))
         if allowed:
             choices = self._mixed(self._policy).draft_lens(step)
@@ -117,7 +121,8 @@ class Scheduler:
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the step just made."""
-        if any(choice.length for choice in self._choices):
+        self._drafted = any(choice.length for choice in self._choices)
+        if self._drafted:
             self._learn(record)
         self._measure(record)
 
@@ -256,17 +261,19 @@ class Scheduler:
             drafting = drafting_ms(step, self._costs, self._choices) / step.draft_drift
         added, rows = full / plain - 1, len(self._sampling)
         rest_ms = times.verify_ms + times.host_ms
-        # What a pass of the drafter costs is known by itself, where costs are; anything else a draft takes is not.
-        decoding_ms = rest_ms - self._look_ms + (0.0 if drafting else times.draft_ms)
+        # With costs, what a pass of the drafter takes is predicted, and what lookup takes is part of a look.
+        known = self._costs is not None
+        look_ms = self._look_ms + (times.draft_ms if known and not drafting else 0.0)
+        decoding_ms = rest_ms - self._look_ms + (0.0 if known else times.draft_ms)
         self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified)
         ratio = self._drift.drafts(rows).ratio(added, verified)
         tried = any(choice.trial for choice in self._choices)
         if self._guard is not None and not tried and not any(row.request_id in self._own for row in record.rows):
-            plain_ms = plain * self._drift.rest if self._costs is not None else max(decoding_ms, 1e-9) / ratio
-            look = self._look_ms / plain_ms
+            plain_ms = plain * self._drift.rest if known else max(decoding_ms, 1e-9) / ratio
+            look = look_ms / plain_ms
             cost = ratio + look + drafting * step.draft_drift / plain_ms
             self._guard.observe(record, cost, look, self._gain(step, record) if step.rows else 0.0)
-        if self._costs is not None:
+        if known:
             self._drift.observe(rest_ms, times.draft_ms, plain, full, drafting, ratio)
             if self._on_wrong_costs is not None and self._drift.wrong:
                 call, self._on_wrong_costs = self._on_wrong_costs, None
