@@ -225,12 +225,12 @@ def test_what_looking_for_drafts_costs_counts(look, pays):
 COST = 0.01  # of a look, in plain steps
 
 
-def looks_taken(looks, steps, gain_of=lambda look: None):
+def looks_taken(looks, steps, gain_of=lambda look: None, cost=COST):
     """(step, steps that the look stands for) of every look; `gain_of` says what the n-th brought, if it found any."""
     taken = []
     for i in range(steps):
         if looks.due():
-            looks.looked(COST, gain_of(len(taken)))
+            looks.looked(cost, gain_of(len(taken)))
             taken.append((i, looks.steps))
     return taken
 
@@ -250,6 +250,16 @@ def test_looks_stay_frequent_where_drafts_pay_for_them(every, gain, rare):
     assert rare or len(taken) == 2000
     back = looks_taken(looks, 300, lambda look: 0.1)
     assert back[-20:] == [(i, 1) for i in range(280, 300)]  # at every step again where drafts are found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_finds_that_pay_for_less_than_the_looks_between_them_leave_looks_rare(seed):
+    """Each by itself repays three looks and, where these are rare, as many times the steps they stand for."""
+    chance, looks = random.Random(seed), Looks()
+    taken = looks_taken(looks, 2000, lambda look: 0.13 if chance.random() < 0.25 else None, cost=0.043)
+    assert len(taken) < 700
+    back = looks_taken(looks, 300, lambda look: 0.3 if chance.random() < 0.8 else None, cost=0.043)
+    assert back[-200:] == [(i, 1) for i in range(100, 300)]
 
 
 def test_a_draft_that_loses_does_not_keep_the_next_from_being_found():

@@ -22,7 +22,7 @@ FIRST_PLAIN = 4  # plain steps at the start, every other one
 # Drafting steps after which one plain step tells what drafts cost, and the same per gain and per squared gain: where
 # drafts gain little, it has to be known well and costs little to find out.
 PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN, EVERY_PER_SQUARE = 16, 512, 320, 800
-DRAFTING_MEMORY, GAIN_MEMORY = 48.0, 16.0
+DRAFTING_MEMORY, GAIN_MEMORY, BROUGHT_MEMORY = 48.0, 16.0, 64.0
 # Plain steps that looks for drafts may cost more than these save, before half as many are made; as many as a find of
 # late has saved, where that is more.
 LOOK_BUDGET = 0.1
@@ -89,9 +89,9 @@ class _Mean:
     count: int = 0
     value: float = 0.0
 
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, self.memory)
+    def add(self, value: float, times: int = 1) -> None:
+        self.count += times
+        self.value += (value - self.value) * min(1.0, times / min(self.count, self.memory))
 
     def doubt(self, count: int) -> None:
         """Let what is known weigh no more than `count` values."""
@@ -106,6 +106,9 @@ class Looks:
         self._debt = 0.0  # plain steps that looks have cost more than they brought
         self._since = 0
         self._gain = _Mean(GAIN_MEMORY)  # of looks that found drafts
+        # Of all looks, by the steps they stand for. Each find by itself would set what is owed back to nothing, also
+        # where finds are too rare to pay for the looks between them.
+        self._brought = _Mean(BROUGHT_MEMORY)
         self.steps = 1  # that the look under way stands for
 
     def due(self) -> bool:
@@ -123,7 +126,8 @@ class Looks:
             self._gain.add(gain)
             # Drafts that lose are the guard's business; to stop looking would keep them from being judged.
             brought = max(0.0, self._gain.value)
-        debt = self._debt + (cost - brought) * self.steps
+        self._brought.add(brought, self.steps)
+        debt = self._debt + (cost - self._brought.value) * self.steps
         self._debt = min(max(0.0, debt), self._budget * RAREST_LOOK.bit_length())
 
     @property

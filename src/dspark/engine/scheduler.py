@@ -26,6 +26,7 @@ from dspark.schedule.planner import PlannedPolicy, drafting_ms, gain
 
 _PAUSED = FixedPolicy(0)
 TRIAL_LENGTH = 4
+LOOK_COST = 1.5  # of a look over what is timed of it: the pass after it meets colder caches
 
 
 class Scheduler:
@@ -263,7 +264,7 @@ class Scheduler:
         rest_ms = times.verify_ms + times.host_ms
         # With costs, what a pass of the drafter takes is predicted, and what lookup takes is part of a look.
         known = self._costs is not None
-        look_ms = self._look_ms + (times.draft_ms if known and not drafting else 0.0)
+        look_ms = LOOK_COST * (self._look_ms + (times.draft_ms if known and not drafting else 0.0))
         decoding_ms = rest_ms - self._look_ms + (0.0 if known else times.draft_ms)
         self._drift.learn_drafts(record.step, rows, decoding_ms / plain, added, verified)
         ratio = self._drift.drafts(rows).ratio(added, verified)
