@@ -55,7 +55,6 @@ class Scheduler:
         self._step: StepView | None = None  # None: nothing could be drafted
         self._sampling: list[Row] = []
         self._choices: tuple[Choice, ...] = ()
-        self._drafted = False  # in the step before
         self._look_ms = 0.0  # of the step
         self._claims: list[tuple[list[float], list[float]]] = []  # per row: calibrated confidences, and corrected
         self._kinds: dict[int, str] = {}  # by request id; see `_kind`
@@ -76,6 +75,7 @@ class Scheduler:
     def draft_lens(self, rows: Sequence[Row]) -> list[int]:
         """Tokens to draft for each sampling row of the pass; the source goes to `row.source`."""
         began = time.perf_counter()
+        drafted_before = self._drafted
         self._sampling = [row for row in rows if row.samples]
         self._choices, self._step = (NO_DRAFT,) * len(self._sampling), None
         if not self.most or not any(row.max_draft for row in self._sampling):
@@ -86,7 +86,7 @@ class Scheduler:
         allowed = self._guard is None or self._guard.allows(sampling, comparable)
         # A pause costs nothing: neither a look at what could be drafted, nor learning what plain steps take where no
         # step with drafts is beside them.
-        if not (allowed or self._own or self._drafted or (self._guard and self._guard.wants_plain)):
+        if not (allowed or self._own or drafted_before or (self._guard and self._guard.wants_plain)):
             return [0] * sampling
         self._step = step = self._view(rows, looks=allowed or bool(self._own))
         if allowed:
@@ -122,10 +122,14 @@ class Scheduler:
 
     def observe(self, record: StepRecord) -> None:
         """Learn from the step just made."""
-        self._drafted = any(choice.length for choice in self._choices)
         if self._drafted:
             self._learn(record)
         self._measure(record)
+
+    @property
+    def _drafted(self) -> bool:
+        """Whether a draft was asked for in the latest step."""
+        return any(choice.length for choice in self._choices)
 
     def release(self, request: Request) -> None:
         """The request has ended."""
