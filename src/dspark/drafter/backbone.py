@@ -102,9 +102,9 @@ class Backbone:
 
         def attention(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             pool.write(index, slots, keys, values)
-            grouped = by_kv_head(queries, self._config.num_kv_heads)
+            grouped = by_kv_head(queries, self._config.num_kv_heads, self._scale)
             outputs = [
-                attend(own, *pool.read(index, row.start, row.kv_len + block), None, self._scale)
+                attend(own, *pool.read(index, row.start, row.kv_len + block), None)
                 for own, row in zip(grouped.chunk(batch, dim=1), rows, strict=True)
             ]
             return by_position(outputs[0] if batch == 1 else torch.cat(outputs, dim=1), len(queries))
@@ -127,10 +127,10 @@ class Backbone:
 
         def attention(index: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             context_keys, context_values = self._keys_values(self._layers[index], context, cos, sin)
-            all_keys = torch.cat((context_keys, keys)).transpose(0, 1)
+            all_keys = torch.cat((context_keys, keys)).permute(1, 2, 0)
             all_values = torch.cat((context_values, values)).transpose(0, 1)
-            grouped = by_kv_head(queries, self._config.num_kv_heads)
-            return by_position(attend(grouped, all_keys, all_values, mask, self._scale), len(queries))
+            grouped = by_kv_head(queries, self._config.num_kv_heads, self._scale)
+            return by_position(attend(grouped, all_keys, all_values, mask), len(queries))
 
         positions = (anchors[:, None] + torch.arange(block, device=anchors.device)).flatten()
         return self._run(embedded.reshape(count * block, -1), positions, attention).view_as(embedded)

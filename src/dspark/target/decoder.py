@@ -32,7 +32,6 @@ class PassRow:
 class _Span:
     """Consecutive tokens of one row that attend together: over how many keys, under which mask."""
 
-    first: int  # index of the first token in the pass
     count: int
     start: int  # pool slot of the row's position 0
     key_len: int
@@ -155,12 +154,12 @@ class Decoder:
             rotated = rotate(qkv[:, : heads + kv_heads], cos, sin)
         total = slots.shape[0]
         pool.write(index, slots, rotated[:total, heads:], qkv[:total, heads + kv_heads :])
-        group = spec.group
-        queries = by_kv_head(rotated[:total, :heads], kv_heads)
-        outputs = []
-        for span in spans:
-            own = queries.narrow(1, span.first * group, span.count * group)
-            outputs.append(attend(own, *pool.read(index, span.start, span.key_len), span.mask, self._scale))
+        queries = by_kv_head(rotated[:total, :heads], kv_heads, self._scale)
+        own = queries.split([span.count * spec.group for span in spans], dim=1)
+        outputs = [
+            attend(part, *pool.read(index, span.start, span.key_len), span.mask)
+            for part, span in zip(own, spans, strict=True)
+        ]
         attended = by_position(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), total)
         if x.shape[0] > total:
             attended = F.pad(attended, (0, 0, 0, x.shape[0] - total))
@@ -168,7 +167,7 @@ class Decoder:
 
     def _spans(self, rows: Sequence[PassRow]) -> list[_Span]:
         """Split the pass into spans; in exact mode also where a row crosses into the next key block."""
-        spans, first = [], 0
+        spans = []
         for row in rows:
             position, end = row.kv_len, row.kv_len + row.num_tokens
             while position < end:
@@ -179,8 +178,8 @@ class Decoder:
                 if count > 1 or self.exact:
                     group, multiple = self.spec.group, self._row_multiple
                     mask = query_mask(position, count, key_len, group, multiple, self.dtype, self.device)
-                spans.append(_Span(first, count, row.start, key_len, mask))
-                position, first = stop, first + count
+                spans.append(_Span(count, row.start, key_len, mask))
+                position = stop
         return spans
 
 

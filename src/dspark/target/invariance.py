@@ -83,7 +83,7 @@ def attention_multiple(kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     mask = torch.zeros(rows, keys, dtype=dtype)
 
     def run(count: int) -> Tensor:
-        scores = torch.baddbmm(mask[:count], query[:, :count], key.transpose(1, 2), alpha=0.125)
+        scores = torch.baddbmm(mask[:count], query[:, :count], key.transpose(1, 2))
         return torch.bmm(torch.softmax(scores, -1), value)
 
     amid = run(rows)

@@ -41,9 +41,17 @@ class KvPool:
         self._values[layer].index_copy_(0, slots, values)
 
     def read(self, layer: int, start: int, length: int) -> tuple[Tensor, Tensor]:
-        """Views [kv_heads, length, head_dim] of one request's keys and values."""
-        keys, values = self._keys[layer], self._values[layer]
-        return keys.narrow(0, start, length).transpose(0, 1), values.narrow(0, start, length).transpose(0, 1)
+        """Views of one request's keys [kv_heads, head_dim, length] and values [kv_heads, length, head_dim].
+
+        Laid out as the two products of `attend` take them, and made in one call each: with many requests these views
+        are a good part of a pass.
+        """
+        cache = self.caches[layer]
+        _, heads, head_dim = cache.shape
+        token, first = heads * head_dim, start * heads * head_dim
+        keys = cache.as_strided((heads // 2, head_dim, length), (head_dim, 1, token), first)
+        values = cache.as_strided((heads // 2, length, head_dim), (head_dim, token, 1), first + token // 2)
+        return keys, values
 
     def copy(self, source: int, start: int, length: int) -> None:
         """Copy `length` slots from `source` on to `start` on; the two ranges may overlap."""

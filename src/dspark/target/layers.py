@@ -25,13 +25,15 @@ def rotate(
     return torch.addcmul(x * cos, swapped, sin)
 
 
-def by_kv_head(queries: Float[Tensor, "n heads head_dim"], kv_heads: int) -> Float[Tensor, "kv_heads n*group head_dim"]:
-    """Queries as `attend` takes them: for each key head, its group of query heads, position after position.
+def by_kv_head(
+    queries: Float[Tensor, "n heads head_dim"], kv_heads: int, scale: float
+) -> Float[Tensor, "kv_heads n*group head_dim"]:
+    """Queries as `attend` takes them: scaled, and for each key head its group of query heads, position after position.
 
     Done once for all requests of a pass, since consecutive positions stay together.
     """
     n, heads, head_dim = queries.shape
-    grouped = queries.view(n, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
+    grouped = (queries * scale).view(n, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
     return grouped.reshape(kv_heads, n * (heads // kv_heads), head_dim)
 
 
@@ -44,25 +46,21 @@ def by_position(outputs: Float[Tensor, "kv_heads n*group head_dim"], n: int) -> 
 
 def attend(
     queries: Float[Tensor, "kv_heads rows head_dim"],
-    keys: Float[Tensor, "kv_heads S head_dim"],
+    keys: Float[Tensor, "kv_heads head_dim S"],
     values: Float[Tensor, "kv_heads S head_dim"],
     mask: Float[Tensor, "m S"] | None,
-    scale: float,
 ) -> Float[Tensor, "kv_heads rows head_dim"]:
-    """Grouped-query attention of one request as two batched matrix products; queries as `by_kv_head` orders them.
+    """Grouped-query attention of one request as two batched matrix products; queries as `by_kv_head` gives them.
 
     `mask` (0 or -inf) has one row per row of queries, plus padding rows that make the products' kernels row-invariant
     (see `query_mask`); None means every key is seen.
     """
-    rows = queries.shape[1]
     if mask is None:
-        scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
-    else:
-        if mask.shape[0] > rows:
-            queries = F.pad(queries, (0, 0, 0, mask.shape[0] - rows))
-        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
-    probs = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(values.dtype)
-    return torch.bmm(probs, values)[:, :rows]
+        return torch.bmm(torch.softmax(torch.bmm(queries, keys), -1), values)
+    rows = queries.shape[1]
+    if mask.shape[0] > rows:
+        queries = F.pad(queries, (0, 0, 0, mask.shape[0] - rows))
+    return torch.bmm(torch.softmax(torch.baddbmm(mask, queries, keys), -1), values)[:, :rows]
 
 
 def query_mask(
