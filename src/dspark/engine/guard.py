@@ -11,7 +11,8 @@ from dspark.config import StepRecord
 # A trial costs about as much as the plain steps it is charged: the first wait keeps trials near 1 % of the time.
 FIRST_WAIT, LONGEST_WAIT = 128, 4096
 FOLLOW_UPS = 2  # further trials at once, as long as they win
-JUDGED_AFTER, RETRIED_FOR = 48, 4  # drafting steps between judgements, and after a pause
+JUDGED_AFTER = 48  # drafting steps between judgements; with several requests fewer, see MOST_WEIGHT
+RETRIED_FOR = 4  # drafting steps after a pause, however many requests
 GROSS_AFTER, GROSS = 12, 0.85  # a loss of more than 15 % is judged after this many
 MOST_WEIGHT = 3  # of a step in these counts: one of many requests says as much as several of one
 # Gain that drafting has to show; after a pause few steps decide, so that less would be chance.
@@ -223,9 +224,10 @@ class Guard:
             return
         load.since_draft = 0
         load.drafting.add(_usual(cost, load.drafting))
-        load.tested += min(len(record.rows), MOST_WEIGHT)
+        weight = min(len(record.rows), MOST_WEIGHT)
+        load.tested += weight
         if load.plain:
-            self._judge(load)
+            self._judge(load, weight)
 
     def _wants_plain(self, load: _Load, measures: bool) -> bool:
         # A rest is held against drafts made since the last one, in steps that can be compared.
@@ -237,8 +239,8 @@ class Guard:
         every = max(PLAIN_EVERY, EVERY_PER_GAIN * gain, EVERY_PER_SQUARE * gain**2)
         return load.since_plain >= min(every, RAREST_PLAIN)
 
-    def _judge(self, load: _Load) -> None:
-        """Go on or pause, once enough steps have been seen."""
+    def _judge(self, load: _Load, weight: int) -> None:
+        """Go on or pause, once enough steps have been seen; one step counts `weight`."""
         ratio = load.looking.value
         gross = load.tested >= GROSS_AFTER and load.kept.value < GROSS * ratio
         if not gross and load.tested < load.judged_after:
@@ -248,9 +250,9 @@ class Guard:
         if load.kept.value >= ratio * (1 + margin):
             load.judged_after, load.pause, load.stale = JUDGED_AFTER, FIRST_PAUSE, FIRST_STALE
             return
-        load.left, load.judged_after = load.pause, RETRIED_FOR
-        load.pause = min(2 * load.pause, LONGEST_PAUSE)
         # The steps that will decide about the end of the pause shall weigh as much as all before it.
+        load.left, load.judged_after = load.pause, RETRIED_FOR * weight
+        load.pause = min(2 * load.pause, LONGEST_PAUSE)
         for mean in (load.kept, load.looking, load.drafting):
             mean.doubt(RETRIED_FOR)
 
