@@ -161,7 +161,9 @@ class Bench:
     # Pieces -----------------------------------------------------------------------------------------------------
 
     def prompts(self, kind: str, first: int, count: int) -> list[list[int]]:
-        tokenizer, texts = self.target.tokenizer, WORKLOADS[kind]
+        """Of one kind of text, or of several in turn: "code+chat"."""
+        tokenizer, parts = self.target.tokenizer, [WORKLOADS[part] for part in kind.split("+")]
+        texts = [text for together in zip(*parts, strict=False) for text in together]
         chosen = [texts[(first + i) % len(texts)] for i in range(count)]
         rendered = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in chosen]
         return [tokenizer.encode(text, add_special_tokens=False) for text in rendered]

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import groupby
 
 import pytest
 
@@ -13,6 +14,7 @@ from dspark.engine.guard import (
     LOOK_BUDGET,
     MOST_WEIGHT,
     RAREST_LOOK,
+    RETRIED_FOR,
     Guard,
     Looks,
     Trials,
@@ -77,6 +79,16 @@ def test_a_hopeless_draft_is_paused_and_stays_so_at_bounded_cost():
     resumed = [i for i in range(1, len(drafted)) if drafted[i] and not drafted[i - 1]]
     waits = [b - a for a, b in zip(resumed, resumed[1:], strict=False)]
     assert waits == sorted(waits) and waits[-1] > 1.8 * waits[0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+def test_as_many_steps_decide_about_the_end_of_a_pause_however_many_requests_there_are(rows):
+    guard = Watched()
+    run(guard, 400, 20.0, lambda i: 0, rows)
+    drafted, _ = run(guard, 8000, 20.0, lambda i: 0, rows)
+    retried = [len(list(steps)) for may, steps in groupby(drafted) if may]
+    assert len(retried) > 2
+    assert set(retried) == {RETRIED_FOR}
 
 
 def test_a_pause_ends_when_drafts_pay_again():
@@ -260,6 +272,20 @@ def test_finds_that_pay_for_less_than_the_looks_between_them_leave_looks_rare(se
     assert len(taken) < 700
     back = looks_taken(looks, 300, lambda look: 0.3 if chance.random() < 0.8 else None, cost=0.043)
     assert back[-200:] == [(i, 1) for i in range(100, 300)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_looks_follow_a_change_of_text(seed):
+    """From text that pays for every look to one where hardly any finds a draft, and back."""
+    chance, looks = random.Random(seed), Looks()
+
+    def finds(share, gain):
+        return lambda look: gain if chance.random() < share else None
+
+    looks_taken(looks, 400, finds(0.7, 0.2), cost=0.05)
+    assert len(looks_taken(looks, 200, finds(0.04, 0.1), cost=0.05)) < 90
+    assert len(looks_taken(looks, 200, lambda look: None, cost=0.05)) <= 200 // RAREST_LOOK + 1
+    assert len(looks_taken(looks, 400, finds(0.7, 0.2), cost=0.05)) > 250
 
 
 def test_a_draft_that_loses_does_not_keep_the_next_from_being_found():

@@ -23,11 +23,14 @@ FIRST_PLAIN = 4  # plain steps at the start, every other one
 # Drafting steps after which one plain step tells what drafts cost, and the same per gain and per squared gain: where
 # drafts gain little, it has to be known well and costs little to find out.
 PLAIN_EVERY, RAREST_PLAIN, EVERY_PER_GAIN, EVERY_PER_SQUARE = 16, 512, 320, 800
-DRAFTING_MEMORY, GAIN_MEMORY, BROUGHT_MEMORY = 48.0, 16.0, 64.0
+DRAFTING_MEMORY, GAIN_MEMORY = 48.0, 16.0
 # Plain steps that looks for drafts may cost more than these save, before half as many are made; as many as a find of
 # late has saved, where that is more.
 LOOK_BUDGET = 0.1
-RAREST_LOOK = 8  # steps
+RAREST_LOOK = 16  # steps
+# What looks bring is averaged over so many steps, as few as tell code from chat: where text changes to one that is not
+# worth drafting, looks go on until it is forgotten what they brought before. A rare look counts a few steps at most.
+BROUGHT_MEMORY, MOST_BROUGHT = 24.0, 4
 OUTLIER = 3.0  # a step that cost this many times the mean counts as that many: the machine was busy
 FIRST_STALE = 256  # steps without a draft after which what drafts cost is measured again; then after twice as many
 
@@ -127,7 +130,7 @@ class Looks:
             self._gain.add(gain)
             # Drafts that lose are the guard's business; to stop looking would keep them from being judged.
             brought = max(0.0, self._gain.value)
-        self._brought.add(brought, self.steps)
+        self._brought.add(brought, min(self.steps, MOST_BROUGHT))
         debt = self._debt + (cost - self._brought.value) * self.steps
         self._debt = min(max(0.0, debt), self._budget * RAREST_LOOK.bit_length())
 
