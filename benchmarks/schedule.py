@@ -100,7 +100,7 @@ def section_never_below(bench: Bench) -> None:
 
 
 def section_verify_length(bench: Bench) -> None:
-    """How many draft tokens `auto` has the target check, as more requests share a pass; all kinds of text at once, since
+    """How many draft tokens `auto` has the target check, as more requests share a pass; all kinds of text at once:
     many requests at once are over before plans have got used to the next kind."""
     rows, lengths, kind = [], {}, "+".join(bench.args.kinds)
     for batch in CONCURRENCY:
