@@ -129,7 +129,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("look_ms", "learn_ms", "least", "most"), [(0, 0, 95, 100), (0.2, 0, 15, 40), (0, 0.2, 15, 40)]
+    ("look_ms", "learn_ms", "least", "most"), [(0, 0, 95, 100), (0.2, 0, 10, 20), (0, 0.2, 10, 20)]
 )
 def test_looks_that_find_nothing_are_as_rare_as_they_are_dear(look_ms, learn_ms, least, most, target, monkeypatch):
     """What a guess's outcome teaches the proposer is part of the look."""
