@@ -3,6 +3,7 @@
     python benchmarks/schedule.py --drafter runs/first            all sections, hours on two cores
     python benchmarks/schedule.py --sections never-below --batches 1,8 --budget-minutes 60
     python benchmarks/schedule.py --tokens 100 --rounds 1 --kinds code --batches 1    to see that it works
+    python benchmarks/schedule.py --prompts FOLDER --kinds gsm8k+math500,mbpp         prompts of files, by file name
 
 Prints Markdown; every piece goes to OUT/pieces.jsonl at once, so a stopped run goes on where it was. A control (plain
 decoding against itself) that is more than 3 % off makes a comparison void. Needs an otherwise idle machine.
@@ -33,7 +34,9 @@ from schedule_runs import (  # noqa: E402
 from dspark.cli.markdown import markdown_table  # noqa: E402
 from dspark.config import EngineConfig, SamplingParams, StepRecord  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
+from dspark.errors import DsparkError  # noqa: E402
 from dspark.measure.bench.records import CONTROL, PLAIN  # noqa: E402
+from dspark.measure.bench.workload import built_in, from_sources  # noqa: E402
 from dspark.measure.observe import check_profile, decoding_steps  # noqa: E402
 from dspark.measure.paired import Cell, ratio  # noqa: E402
 
@@ -241,7 +244,10 @@ def main() -> None:
         "--answer", type=int, default=96, help="tokens of an answer: half to one and a half times as many at most"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kinds", default=["code", "math", "chat"], type=_list_of(str))
+    parser.add_argument("--prompts", help="file or folder of prompts, in place of the built-in ones")
+    parser.add_argument(
+        "--kinds", default=["code", "math", "chat"], type=_list_of(str), help="of prompts; a+b takes them in turn"
+    )
     parser.add_argument("--batches", default=[1, 8, 32], type=_list_of(int))
     parser.add_argument("--temperatures", default=[0.0, 1.0], type=_list_of(float))
     parser.add_argument("--threads", type=int)
@@ -253,7 +259,12 @@ def main() -> None:
     EngineConfig(model=args.target, drafter="auto" if args.drafter == "random" else args.drafter)  # refuses early
     if args.threads:
         torch.set_num_threads(args.threads)
-    bench = Bench(args)
+    parts = [part for kind in args.kinds for part in kind.split("+")]
+    try:
+        questions = from_sources([args.prompts], parts) if args.prompts else built_in(parts)
+    except DsparkError as problem:
+        parser.error(str(problem))
+    bench = Bench(args, questions)
     load = os.getloadavg()[0]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.2f} at the start, ", end="")
     print(f"{time.strftime('%Y-%m-%d')}, cells of {args.tokens} tokens or more, {args.rounds} rounds\n", flush=True)

@@ -19,9 +19,9 @@ from dspark.engine import Chunk, Engine, Output
 from dspark.engine.profiling import load_or_measure
 from dspark.engine.proposer import NoneProposer
 from dspark.engine.setup import build_proposer
-from dspark.measure import WORKLOADS
 from dspark.measure.answers import seeded
 from dspark.measure.bench.records import CONTROL, PLAIN
+from dspark.measure.bench.workload import Questions, digest_of, render
 from dspark.measure.paired import Cell
 from dspark.schedule.profile import Profile
 from dspark.target import load_target
@@ -104,8 +104,9 @@ class Work:
 class Bench:
     """One target, drafters by name, and the journal of all pieces."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, questions: Questions):
         self.args = args
+        self._questions, self._digest = questions, digest_of(questions)
         self.out: Path = args.out
         self.out.mkdir(parents=True, exist_ok=True)
         self.target = load_target(args.target, torch.device("cpu"))
@@ -161,12 +162,17 @@ class Bench:
     # Pieces -----------------------------------------------------------------------------------------------------
 
     def prompts(self, kind: str, first: int, count: int) -> list[list[int]]:
-        """Of one kind of text, or of several in turn: "code+chat"."""
-        tokenizer, parts = self.target.tokenizer, [WORKLOADS[part] for part in kind.split("+")]
-        texts = [text for together in zip(*parts, strict=False) for text in together]
-        chosen = [texts[(first + i) % len(texts)] for i in range(count)]
-        rendered = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in chosen]
-        return [tokenizer.encode(text, add_special_tokens=False) for text in rendered]
+        """Of one kind of text, or of several in turn: "code+chat". Those that leave no room for an answer are left
+        out."""
+        parts = [self._questions[part] for part in kind.split("+")]
+        rendered = [render(self.target.tokenizer, each) for together in zip(*parts, strict=False) for each in together]
+        fitting = [ids for ids in rendered if len(ids) <= CONTEXT - 1.5 * self.args.answer]
+        return [fitting[(first + i) % len(fitting)] for i in range(count)]
+
+    def first_prompt(self, kind: str, number: int) -> int:
+        """Where a round begins, so that three rounds together see as many different prompts as they can."""
+        parts = kind.split("+")
+        return number * sum(len(self._questions[part]) for part in parts) // self.args.rounds
 
     def run(self, setting: Setting, modes: Sequence[str], kinds: Sequence[str], proposer: str = "auto") -> list[Cell]:
         """Cells of every mode on every kind in every round, of --tokens tokens or more. Modes take turns within each
@@ -178,7 +184,7 @@ class Bench:
                 engines[mode] = self.engine(setting, mode, proposer)
                 self._time_left()
                 # A piece that does not count: estimates outlive requests.
-                self._in_turns({mode: engines[mode]}, setting, kinds[0], 99)
+                self._in_turns({mode: engines[mode]}, setting, kinds[0], 99, 0)
             return engines[mode]
 
         cells: list[Cell] = []
@@ -196,12 +202,12 @@ class Bench:
 
     def _cells(self, setting: Setting, modes: Sequence[str], kind: str, number: int, engine_of: Any) -> Iterator[Cell]:
         done: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        piece = 0
+        piece, first = 0, self.first_prompt(kind, number)
         while sum(values["tokens"] for values in done[modes[0]]) < self.args.tokens:
             keys = {mode: self.key(setting, kind, number, piece, mode) for mode in modes}
             missing = {mode: engine_of(mode) for mode, key in keys.items() if key not in self._pieces}
             self._time_left()
-            for mode, values in self._in_turns(missing, setting, kind, piece).items():
+            for mode, values in self._in_turns(missing, setting, kind, piece, first).items():
                 self._keep(keys[mode], values)
             for mode, key in keys.items():
                 done[mode].append(self._pieces[key])
@@ -223,10 +229,11 @@ class Bench:
 
     def key(self, setting: Setting, kind: str, number: int, piece: int, mode: str) -> str:
         what = {**asdict(setting), "kind": kind, "round": number, "piece": piece, "mode": mode}
-        return json.dumps({**what, "threads": torch.get_num_threads(), "answer": self.args.answer}, sort_keys=True)
+        asked = {"prompts": self._digest, "first": self.first_prompt(kind, number), "answer": self.args.answer}
+        return json.dumps({**what, **asked, "threads": torch.get_num_threads()}, sort_keys=True)
 
     def _in_turns(
-        self, engines: dict[str, Engine], setting: Setting, kind: str, piece: int
+        self, engines: dict[str, Engine], setting: Setting, kind: str, piece: int, first: int
     ) -> dict[str, dict[str, Any]]:
         """One piece of work by every mode: its places filled several times over, with answers of different lengths, so
         that no mode's requests begin and end together.
@@ -234,7 +241,7 @@ class Bench:
         Modes take turns of a few steps: a machine whose speed wanders within seconds is as fast for all of them.
         """
         count = min(3 * setting.batch, max(40, 2 * setting.batch))
-        prompts = self.prompts(kind, piece * count, count)
+        prompts = self.prompts(kind, first + piece * count, count)
         requests = [
             (ids, replace(params, max_tokens=round(self.args.answer * (0.5 + GOLDEN * i % 1))))
             for i, (ids, params) in enumerate(seeded(prompts, setting.temperature, self.args.answer, piece))
