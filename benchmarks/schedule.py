@@ -23,6 +23,7 @@ from schedule_runs import (  # noqa: E402
     Bench,
     Setting,
     against_plain,
+    questions_of,
     rounds_of,
     savefig,
     shown,
@@ -34,9 +35,7 @@ from schedule_runs import (  # noqa: E402
 from dspark.cli.markdown import markdown_table  # noqa: E402
 from dspark.config import EngineConfig, SamplingParams, StepRecord  # noqa: E402
 from dspark.engine import Engine  # noqa: E402
-from dspark.errors import DsparkError  # noqa: E402
 from dspark.measure.bench.records import CONTROL, PLAIN  # noqa: E402
-from dspark.measure.bench.workload import built_in, from_sources  # noqa: E402
 from dspark.measure.observe import check_profile, decoding_steps  # noqa: E402
 from dspark.measure.paired import Cell, ratio  # noqa: E402
 
@@ -259,12 +258,7 @@ def main() -> None:
     EngineConfig(model=args.target, drafter="auto" if args.drafter == "random" else args.drafter)  # refuses early
     if args.threads:
         torch.set_num_threads(args.threads)
-    parts = [part for kind in args.kinds for part in kind.split("+")]
-    try:
-        questions = from_sources([args.prompts], parts) if args.prompts else built_in(parts)
-    except DsparkError as problem:
-        parser.error(str(problem))
-    bench = Bench(args, questions)
+    bench = Bench(args, questions_of(args, parser))
     load = os.getloadavg()[0]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {load:.2f} at the start, ", end="")
     print(f"{time.strftime('%Y-%m-%d')}, cells of {args.tokens} tokens or more, {args.rounds} rounds\n", flush=True)

@@ -2,24 +2,25 @@
 
     python benchmarks/schedule_replay.py                          collects the texts once, then replays them
     python benchmarks/schedule_replay.py --policies fixed:4,auto --draft 0.26 --noise 0.14
+    python benchmarks/schedule_replay.py --prompts FOLDER --kinds gsm8k+math500,mbpp --out runs/replay-public
 
-One request at a time, T=0. Collected are the answers to the built-in prompts, and the drafter's draft at every position
-of them; replayed are the engine's own scheduler, guard and lookup, with steps that take what --steps and --draft say,
-noise aside. What decisions themselves take is not in it, nor how the machine changes: a change that wins here has to
-win in `schedule.py` too.
+One request at a time, T=0. Collected are the answers to the built-in prompts or those of files, and the drafter's
+draft at every position of them; replayed are the engine's own scheduler, guard and lookup, with steps that take what
+--steps and --draft say, noise aside. What decisions themselves take is not in it, nor how the machine changes: a change
+that wins here has to win in `schedule.py` too.
 """
 
 import argparse
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from schedule_runs import CONTEXT, GOLDEN
+from schedule_runs import CONTEXT, GOLDEN, in_turn, questions_of
 
 from dspark.cli.markdown import markdown_table
 from dspark.config import Draft, EngineConfig, RowRecord, SamplingParams, StepRecord, StepTimes, Streams
@@ -35,6 +36,7 @@ from dspark.engine.scheduler import Scheduler
 from dspark.engine.setup import build_proposer, find_table
 from dspark.engine.text import TextStream
 from dspark.measure import WORKLOADS
+from dspark.measure.bench.workload import Conversation
 from dspark.schedule import MAX_DRAFT, CostCurves, Offer
 from dspark.schedule.parse import is_adaptive, parse_policy
 from dspark.target import Target, load_target
@@ -74,14 +76,17 @@ class EveryPosition:
         pass
 
 
-def collect(target: Target, config: EngineConfig) -> dict[str, list[dict[str, Any]]]:
+def collect(
+    target: Target, config: EngineConfig, questions: Mapping[str, Sequence[Conversation]]
+) -> dict[str, list[dict[str, Any]]]:
     """By kind of text: prompt, answer, and the drafts along it."""
     texts = {}
-    for kind, prompts in WORKLOADS.items():
+    for kind, prompts in questions.items():
         engine = Engine.over(target, config)
         scheduler = EveryPosition(engine.loop.proposer)
         engine.loop.scheduler = scheduler  # type: ignore[assignment]
-        ids = [engine.chat_ids([{"role": "user", "content": text}]) for text in prompts]
+        asked = [engine.chat_ids(list(conversation)) for conversation in prompts]
+        ids = [prompt for prompt in asked if len(prompt) <= CONTEXT - ANSWER]
         outputs = engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=ANSWER))
         texts[kind] = [
             {"prompt": o.prompt_ids, "output": o.token_ids, "drafts": scheduler.drafts.get(o.request_id, {})}
@@ -181,15 +186,22 @@ def main() -> None:
     parser.add_argument("--draft", type=float, default=0.29, help="time of the drafter's pass, in plain steps")
     parser.add_argument("--noise", type=float, default=0.18, help="of the logarithm of a step's time")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("runs/replay"), help="a new one for another drafter")
+    parser.add_argument("--prompts", help="file or folder of prompts, in place of the built-in ones")
+    parser.add_argument("--kinds", default=",".join(WORKLOADS), help="of prompts; a+b takes them in turn")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/replay"), help="a new one for another drafter, or other prompts"
+    )
     args = parser.parse_args()
-    args.steps = [float(step) for step in args.steps.split(",")]
+    args.steps, args.kinds = [float(step) for step in args.steps.split(",")], args.kinds.split(",")
+    questions = questions_of(args, parser)
     target = load_target(args.target, torch.device("cpu"))
     config = EngineConfig(model=args.target, context=CONTEXT, prefix_cache=False)
     path = args.out / f"{target.name}.json"
     if not path.exists():
         args.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(collect(target, replace(config, max_batch=8, proposer="dspark"))), encoding="utf-8")
+        asked = {kind: in_turn(questions, kind) for kind in args.kinds}
+        collected = collect(target, replace(config, max_batch=8, proposer="dspark"), asked)
+        path.write_text(json.dumps(collected), encoding="utf-8")
     texts = json.loads(path.read_text(encoding="utf-8"))
     proposer = build_proposer(config, target)
     if not isinstance(proposer, AutoProposer):

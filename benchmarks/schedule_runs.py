@@ -19,9 +19,10 @@ from dspark.engine import Chunk, Engine, Output
 from dspark.engine.profiling import load_or_measure
 from dspark.engine.proposer import NoneProposer
 from dspark.engine.setup import build_proposer
+from dspark.errors import DsparkError
 from dspark.measure.answers import seeded
 from dspark.measure.bench.records import CONTROL, PLAIN
-from dspark.measure.bench.workload import Questions, digest_of, render
+from dspark.measure.bench.workload import Conversation, Questions, built_in, digest_of, from_sources, render
 from dspark.measure.paired import Cell
 from dspark.schedule.profile import Profile
 from dspark.target import load_target
@@ -162,17 +163,14 @@ class Bench:
     # Pieces -----------------------------------------------------------------------------------------------------
 
     def prompts(self, kind: str, first: int, count: int) -> list[list[int]]:
-        """Of one kind of text, or of several in turn: "code+chat". Those that leave no room for an answer are left
-        out."""
-        parts = [self._questions[part] for part in kind.split("+")]
-        rendered = [render(self.target.tokenizer, each) for together in zip(*parts, strict=False) for each in together]
+        """Of one kind of text. Those that leave no room for an answer are left out."""
+        rendered = [render(self.target.tokenizer, each) for each in in_turn(self._questions, kind)]
         fitting = [ids for ids in rendered if len(ids) <= CONTEXT - 1.5 * self.args.answer]
         return [fitting[(first + i) % len(fitting)] for i in range(count)]
 
     def first_prompt(self, kind: str, number: int) -> int:
         """Where a round begins, so that three rounds together see as many different prompts as they can."""
-        parts = kind.split("+")
-        return number * sum(len(self._questions[part]) for part in parts) // self.args.rounds
+        return number * len(in_turn(self._questions, kind)) // self.args.rounds
 
     def run(self, setting: Setting, modes: Sequence[str], kinds: Sequence[str], proposer: str = "auto") -> list[Cell]:
         """Cells of every mode on every kind in every round, of --tokens tokens or more. Modes take turns within each
@@ -267,6 +265,21 @@ class Bench:
     def _time_left(self) -> None:
         if time.monotonic() > self.deadline:
             raise OutOfTime
+
+
+def questions_of(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Questions:
+    """The prompts that --prompts and --kinds name; default the built-in ones."""
+    parts = [part for kind in args.kinds for part in kind.split("+")]
+    try:
+        return from_sources([args.prompts], parts) if args.prompts else built_in(parts)
+    except DsparkError as problem:
+        parser.error(str(problem))
+
+
+def in_turn(questions: Questions, kind: str) -> list[Conversation]:
+    """The prompts of a kind; of several, such as "code+chat", one of each in turn."""
+    parts = [questions[part] for part in kind.split("+")]
+    return [each for together in zip(*parts, strict=False) for each in together]
 
 
 def rounds_of(cells: Sequence[Cell]) -> list[int]:
