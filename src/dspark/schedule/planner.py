@@ -193,10 +193,11 @@ def plan_verification(
 
 def _verify_alone(step: StepView, choice: Choice, length: int, chances: Sequence[float], costs: CostCurves) -> int:
     """`plan_verification` for one request, without arrays."""
-    if choice.trial or choice.offer is None or not length:
+    # Where nothing was learnt by drafting, the plan for drafting was the plan.
+    if choice.trial or choice.offer is None or not length or not chances:
         return length
     past = choice.offer.survival[: choice.length]
-    now = _cumulative(chances[:length]) if chances else past[:length]
+    now = _cumulative(chances[:length])
     expected = now if step.rows[0].free else past
     kept = list(accumulate(now, initial=1.0))
     foreseen = list(accumulate((max(s, _NEVER) for s in expected), initial=0.0))
