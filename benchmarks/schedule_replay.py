@@ -2,7 +2,7 @@
 
     python benchmarks/schedule_replay.py                          collects the texts once, then replays them
     python benchmarks/schedule_replay.py --policies fixed:4,auto --draft 0.26 --noise 0.14
-    python benchmarks/schedule_replay.py --prompts FOLDER --kinds gsm8k+math500,mbpp --out runs/replay-public
+    python benchmarks/schedule_replay.py --prompts FOLDER --kinds gsm8k+math500,mbpp
 
 One request at a time, T=0. Collected are the answers to the built-in prompts or those of files, and the drafter's
 draft at every position of them; replayed are the engine's own scheduler, guard and lookup, with steps that take what
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schedule_runs import CONTEXT, GOLDEN, in_turn, questions_of
+from schedule_runs import CONTEXT, GOLDEN, fitting, in_turn, questions_of
 
 from dspark.cli.markdown import markdown_table
 from dspark.config import Draft, EngineConfig, RowRecord, SamplingParams, StepRecord, StepTimes, Streams
@@ -36,7 +36,7 @@ from dspark.engine.scheduler import Scheduler
 from dspark.engine.setup import build_proposer, find_table
 from dspark.engine.text import TextStream
 from dspark.measure import WORKLOADS
-from dspark.measure.bench.workload import Conversation
+from dspark.measure.bench.workload import Conversation, digest_of
 from dspark.schedule import MAX_DRAFT, CostCurves, Offer
 from dspark.schedule.parse import is_adaptive, parse_policy
 from dspark.target import Target, load_target
@@ -85,8 +85,7 @@ def collect(
         engine = Engine.over(target, config)
         scheduler = EveryPosition(engine.loop.proposer)
         engine.loop.scheduler = scheduler  # type: ignore[assignment]
-        asked = [engine.chat_ids(list(conversation)) for conversation in prompts]
-        ids = [prompt for prompt in asked if len(prompt) <= CONTEXT - ANSWER]
+        ids = fitting(target.tokenizer, prompts, ANSWER)
         outputs = engine.generate(ids, SamplingParams(temperature=0.0, max_tokens=ANSWER))
         texts[kind] = [
             {"prompt": o.prompt_ids, "output": o.token_ids, "drafts": scheduler.drafts.get(o.request_id, {})}
@@ -188,19 +187,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prompts", help="file or folder of prompts, in place of the built-in ones")
     parser.add_argument("--kinds", default=",".join(WORKLOADS), help="of prompts; a+b takes them in turn")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/replay"), help="a new one for another drafter, or other prompts"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/replay"), help="a new one for another drafter")
     args = parser.parse_args()
     args.steps, args.kinds = [float(step) for step in args.steps.split(",")], args.kinds.split(",")
-    questions = questions_of(args, parser)
+    every = questions_of(args, parser)
+    questions = {kind: in_turn(every, kind) for kind in args.kinds}
     target = load_target(args.target, torch.device("cpu"))
     config = EngineConfig(model=args.target, context=CONTEXT, prefix_cache=False)
-    path = args.out / f"{target.name}.json"
+    path = args.out / f"{target.name}-{digest_of(questions)}.json"
     if not path.exists():
         args.out.mkdir(parents=True, exist_ok=True)
-        asked = {kind: in_turn(questions, kind) for kind in args.kinds}
-        collected = collect(target, replace(config, max_batch=8, proposer="dspark"), asked)
+        collected = collect(target, replace(config, max_batch=8, proposer="dspark"), questions)
         path.write_text(json.dumps(collected), encoding="utf-8")
     texts = json.loads(path.read_text(encoding="utf-8"))
     proposer = build_proposer(config, target)

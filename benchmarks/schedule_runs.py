@@ -25,7 +25,7 @@ from dspark.measure.bench.records import CONTROL, PLAIN
 from dspark.measure.bench.workload import Conversation, Questions, built_in, digest_of, from_sources, render
 from dspark.measure.paired import Cell
 from dspark.schedule.profile import Profile
-from dspark.target import load_target
+from dspark.target import Tokenizer, load_target
 
 CONTEXT = 512
 GOLDEN = 0.618  # its multiples are spread evenly between whole numbers
@@ -163,10 +163,9 @@ class Bench:
     # Pieces -----------------------------------------------------------------------------------------------------
 
     def prompts(self, kind: str, first: int, count: int) -> list[list[int]]:
-        """Of one kind of text. Those that leave no room for an answer are left out."""
-        rendered = [render(self.target.tokenizer, each) for each in in_turn(self._questions, kind)]
-        fitting = [ids for ids in rendered if len(ids) <= CONTEXT - 1.5 * self.args.answer]
-        return [fitting[(first + i) % len(fitting)] for i in range(count)]
+        """Of one kind of text, as far as they leave room for an answer."""
+        found = fitting(self.target.tokenizer, in_turn(self._questions, kind), round(1.5 * self.args.answer))
+        return [found[(first + i) % len(found)] for i in range(count)]
 
     def first_prompt(self, kind: str, number: int) -> int:
         """Where a round begins, so that three rounds together see as many different prompts as they can."""
@@ -280,6 +279,14 @@ def in_turn(questions: Questions, kind: str) -> list[Conversation]:
     """The prompts of a kind; of several, such as "code+chat", one of each in turn."""
     parts = [questions[part] for part in kind.split("+")]
     return [each for together in zip(*parts, strict=False) for each in together]
+
+
+def fitting(tokenizer: Tokenizer, prompts: Sequence[Conversation], answer: int) -> list[list[int]]:
+    """Rendered prompts, without those that leave no room for an answer of so many tokens."""
+    found = [ids for ids in (render(tokenizer, each) for each in prompts) if len(ids) <= CONTEXT - answer]
+    if not found:
+        raise SystemExit(f"No prompt leaves room for {answer} tokens in a context of {CONTEXT}; give shorter ones.")
+    return found
 
 
 def rounds_of(cells: Sequence[Cell]) -> list[int]:

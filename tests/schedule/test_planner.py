@@ -61,6 +61,18 @@ def test_what_is_drafted_equals_brute_force_over_what_the_past_expects(rows, tab
         assert best <= least * (1 + 1e-9)
 
 
+@given(st.lists(CHANCE, min_size=1, max_size=8), TABLE, st.floats(0, 20), st.booleans())
+@settings(max_examples=200, **NO_HEALTH_CHECK)
+def test_the_draft_planned_for_one_request_is_worth_verifying_whole(chances, table, draft_ms, drafter_pass):
+    """Where no confidences come with it, nothing is new after drafting."""
+    step, costs = m.step_of([chances], drafter_pass=drafter_pass), m.curves(table, draft_ms)
+    (choice,) = choices = plan_drafts(step, costs)
+    assert plan_verification(step, choices, [choice.length], [[]], costs) == (choice.length,)
+    spent = draft_ms if choice.length and drafter_pass else 0.0
+    rates = [tokens_per_ms(step, [n], [chances], costs, spent) for n in range(choice.length + 1)]
+    assert rates[-1] == pytest.approx(max(rates))
+
+
 @given(st.lists(CHANCE, min_size=1, max_size=4), TABLE, st.floats(0, 20))
 @settings(max_examples=100, **NO_HEALTH_CHECK)
 def test_a_drafter_pass_is_asked_for_where_it_pays(chances, table, draft_ms):
