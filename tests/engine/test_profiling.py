@@ -56,16 +56,17 @@ def test_jobs_take_turns_rare_ones_are_spread_and_a_cold_run_does_not_count(monk
     monkeypatch.setattr(profiling, "MOST_ROUNDS", 5)
     order = []
     times = {0: [9.0] + 5 * [5.0], 1: [100.0, 25, 25], 2: [70.0, 6]}
-    found = take_turns(fake_jobs(order, times), budget_s=1000)
+    found, errors = take_turns(fake_jobs(order, times), budget_s=1000)
     rounds = "".join(map(str, order)).split("0")[1:]
     assert rounds == ["12", "", "1", "2", "1", ""]
     assert found == {("pass", (0,)): 5, ("pass", (1,)): 25, ("pass", (2,)): 6}
+    assert set(errors) == set(found) and set(errors.values()) == {0.0}
 
 
 def test_out_of_time_every_job_still_runs_once():
     order = []
-    found = take_turns(fake_jobs(order, {i: [float(i)] for i in range(3)}), budget_s=0)
-    assert order == [0, 1, 2] and found == {("pass", (i,)): i for i in range(3)}
+    found, errors = take_turns(fake_jobs(order, {i: [float(i)] for i in range(3)}), budget_s=0)
+    assert order == [0, 1, 2] and found == {("pass", (i,)): i for i in range(3)} and not errors
 
 
 # Measuring --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 import json
 import math
+import random
 import statistics
+from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,7 +14,16 @@ from hypothesis import strategies as st
 from dspark.config import RowRecord, StepRecord, StepTimes
 from dspark.errors import ProfileError
 from dspark.schedule.profile import NOTHING, Curve, Profile, ProfileDrift
-from dspark.schedule.profile_fit import attention_curve, curve, fit_profile, residual, rising, steady_medians
+from dspark.schedule.profile_fit import (
+    attention_curve,
+    curve,
+    fit_profile,
+    median_errors,
+    residual,
+    rising,
+    smoothed,
+    steady_medians,
+)
 from tests.sentences import assert_one_sentence
 
 ROWS, TOKENS = (1, 2, 4, 8, 16, 32), (1, 2, 3, 4, 8, 16, 64)
@@ -225,6 +237,56 @@ def test_a_wandering_machine_does_not_bend_costs():
 def test_one_sample_a_point_is_taken_as_it_is():
     assert steady_medians([(1, 5.0), (2, 9.0)]) == {1: 5.0, 2: 9.0}
     assert steady_medians([]) == {}
+
+
+# Noise against stairs ----------------------------------------------------------------------------------------------
+
+SIZES = (*range(1, 17), 20, 24, 28, 32, 48)
+
+
+def test_errors_follow_the_scatter_and_the_number_of_samples():
+    noise = random.Random(5)
+    samples = []
+    for turn in range(64):
+        for point in range(20):
+            if point < 10 or turn % 4 == 0:
+                samples.append((point, (10 + point) * math.exp(noise.gauss(0, 0.1))))
+    errors = median_errors(samples)
+    often, rarely = (statistics.median(errors[p] for p in range(*of)) for of in ((0, 10), (10, 20)))
+    assert often == pytest.approx(1.25 * 0.1 / 8, rel=0.2) and rarely == pytest.approx(2 * often)
+    assert median_errors([(1, 5.0), (2, 9.0)]) == {} and median_errors([]) == {}
+
+
+def test_a_stair_that_is_there_stays_and_where_nothing_is_known_of_errors_costs_stay_as_they_are():
+    stairs = {n: 20.0 if n <= 8 else 32.0 for n in SIZES}
+    found = smoothed(stairs, dict.fromkeys(SIZES, 0.005))
+    assert all(found[n] == pytest.approx(ms, rel=0.02) for n, ms in stairs.items())
+    assert smoothed(stairs, {}) == smoothed(stairs, dict.fromkeys(SIZES, 0.0)) == stairs
+    assert smoothed({1: 1.0, 2: 2.0}, {1: 0.1, 2: 0.1}) == {1: 1.0, 2: 2.0}
+
+
+@pytest.mark.parametrize(("error", "left"), [(0.03, 0.6), (0.08, 0.25)])
+def test_stairs_that_are_noise_are_spread_out(error, left):
+    """What another token costs from one size to the next is nearer the truth; a size nobody has an error of is taken
+    for the least sure."""
+    costs = {n: 14 + 1.0 * n for n in SIZES}
+    noise = random.Random(3)
+    wrong = defaultdict(float)
+    for _ in range(50):
+        seen = {n: ms * math.exp(noise.gauss(0, error)) for n, ms in costs.items()}
+        errors = dict.fromkeys(SIZES[1:], error)
+        for name, found in (("seen", seen), ("smoothed", smoothed(seen, errors))):
+            wrong[name] += sum(((found[b] - found[a]) / (b - a) - 1.0) ** 2 for a, b in pairwise(SIZES))
+    assert wrong["smoothed"] < left * wrong["seen"]
+
+
+def test_a_profile_takes_noise_out_of_passes_over_one_request_only():
+    passes = {(n, 1, 64): 14.0 + n + 3 * (n == 4) for n in range(1, 9)} | {(2, 2, 64): 17.0}
+    hosts = {(1, 0, False): 1.0}
+    errors = dict.fromkeys(passes, 0.1)
+    exact, fitted = (fit_profile(passes, {}, hosts, 4, which) for which in (None, errors))
+    assert exact.tokens.ms[3] == pytest.approx(20.0, abs=1.0) and fitted.tokens.ms[3] < exact.tokens.ms[3] - 0.5
+    assert fitted.pass_ms(2, 2, 64) == pytest.approx(17.0)
 
 
 def test_sampled_draft_tokens_have_a_host_time_of_their_own():

@@ -26,7 +26,15 @@ from dspark.engine.proposer import Proposer, StatelessProposer, point_masses
 from dspark.errors import CacheError, ProfileError
 from dspark.schedule.policy import MAX_DRAFT
 from dspark.schedule.profile import Profile
-from dspark.schedule.profile_fit import DraftPoint, HostPoint, PassPoint, fit_profile, residual, steady_medians
+from dspark.schedule.profile_fit import (
+    DraftPoint,
+    HostPoint,
+    PassPoint,
+    fit_profile,
+    median_errors,
+    residual,
+    steady_medians,
+)
 from dspark.target import PassRow, Target
 from dspark.target.kv import KEY_BLOCK, round_up
 from dspark.target.linear import resolve_dtype
@@ -41,7 +49,7 @@ HELD_OUT = ((8, 2, 512), (16, 4, 512), (24, 4, 64), (12, 1, 1024))  # points the
 GUESSES = 4  # tokens a draft has where no model drafts
 BUDGET_S = 20.0
 MOST_ROUNDS = 36
-EVERY = ((16, 1), (32, 2), (128, 4))  # a pass of so many tokens takes part in every so many rounds
+EVERY = ((32, 1), (128, 4))  # a pass of so many tokens takes part in every so many rounds
 RARE = 8
 UNSURE = 0.15  # median error on held-out points above which a profile says little
 _PROMPT_TOKENS = 3  # of requests that decode a single step
@@ -214,13 +222,13 @@ def measure(
     drafter = drafter_of(proposer)
     block = min(MAX_DRAFT, drafter.most) if drafter else GUESSES
     jobs = [*pass_jobs(target, proposer.taps), *step_jobs(target, drafter, config, open_engine, block)]
-    costs = take_turns(jobs, budget_s)
+    costs, errors = take_turns(jobs, budget_s)
     passes: dict[PassPoint, float] = _of_kind(costs, "pass")
     drafts: dict[DraftPoint, float] = _of_kind(costs, "draft") if drafter else {}
     drafts = {point: ms for point, ms in drafts.items() if point[1]}
     hosts: dict[HostPoint, float] = _of_kind(costs, "host")
     held_out = {point: passes.pop(point) for point in HELD_OUT if point in passes}
-    profile = fit_profile(passes, drafts, hosts, block)
+    profile = fit_profile(passes, drafts, hosts, block, _of_kind(errors, "pass"))
     return StoredProfile(
         key=key,
         costs=profile.to_dict(),
@@ -232,8 +240,9 @@ def measure(
     )
 
 
-def take_turns(jobs: Sequence[Job], budget_s: float) -> dict[Point, float]:
-    """Rounds over all jobs until the time is up, every job at least once; the steady median of every point.
+def take_turns(jobs: Sequence[Job], budget_s: float) -> tuple[dict[Point, float], dict[Point, float]]:
+    """Rounds over all jobs until the time is up, every job at least once; the steady median of every point, and its
+    standard error as a share.
 
     The first run of each is cold, and counts only where there is no other.
     """
@@ -245,7 +254,7 @@ def take_turns(jobs: Sequence[Job], budget_s: float) -> dict[Point, float]:
             # Rarer jobs are spread over the rounds.
             if number % job.every == index % job.every and time.perf_counter() - began < budget_s:
                 samples += job.run().items()
-    return cold | steady_medians(samples)
+    return cold | steady_medians(samples), median_errors(samples)
 
 
 def pass_jobs(target: Target, taps: Sequence[int]) -> Iterator[Job]:

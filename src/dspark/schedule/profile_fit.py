@@ -1,9 +1,12 @@
 """From measured costs to a `Profile`: which differences say what, and how noise is kept from bending them."""
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import TypeVar
+
+import numpy as np
 
 from dspark.schedule.profile import NOTHING, Curve, Profile
 
@@ -15,10 +18,14 @@ _P = TypeVar("_P", bound=Hashable)
 
 MOMENT = 12  # samples before and after one that were taken while the machine was about as fast
 SHORT = 0.1  # of the median cost: times below say little about how fast the machine was
+# How far, as a logarithm, the cost of a size may lie off the line between its neighbours before that looks like noise.
+KINK = 0.07
+_OF_MEDIAN = 1.25  # standard error of a median over that of a mean
+_OF_DEVIATION = 1.48  # standard deviation over the median absolute one
 
 
-def steady_medians(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
-    """The median time of every point, with the machine's faster and slower moments taken out.
+def steadied(samples: Sequence[tuple[_P, float]]) -> list[tuple[_P, float]]:
+    """The samples with the machine's faster and slower moments taken out.
 
     Plans live on differences between costs that are a few percent apart, while a shared machine's speed wanders by
     ten. A sample is therefore divided by how samples around it compare with the medians of their own points.
@@ -35,7 +42,24 @@ def steady_medians(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
         for i, (_, ms) in enumerate(samples):
             near = [speed for speed in speeds[max(0, i - MOMENT) : i + MOMENT + 1] if speed]
             times.append(ms / median(near) if near else ms)
-    return _medians([(point, ms) for (point, _), ms in zip(samples, times, strict=True)])
+    return [(point, ms) for (point, _), ms in zip(samples, times, strict=True)]
+
+
+def steady_medians(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
+    """The median of every point's steadied samples."""
+    return _medians(steadied(samples))
+
+
+def median_errors(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
+    """Standard error of every point's steady median, as a share of it. All points share one scatter, since most have
+    too few samples to tell their own."""
+    steady = steadied(samples)
+    usual, counts = _medians(steady), Counter(point for point, _ in steady)
+    several = [abs(ms / usual[point] - 1) for point, ms in steady if counts[point] > 1 and usual[point] > 0]
+    if not several:
+        return {}
+    scatter = _OF_DEVIATION * median(several)
+    return {point: _OF_MEDIAN * scatter / math.sqrt(count) for point, count in counts.items()}
 
 
 def _medians(samples: Iterable[tuple[_P, float]]) -> dict[_P, float]:
@@ -59,6 +83,30 @@ def rising(values: Sequence[float]) -> list[float]:
     return [value for value, count in blocks for _ in range(count)]
 
 
+def smoothed(points: Mapping[int, float], errors: Mapping[int, float]) -> dict[int, float]:
+    """Costs by size with noise taken out, as far as their errors (shares) say that it is noise.
+
+    Of all costs the likeliest, if measured ones are off by their errors and each lies about `KINK` off the line between
+    its neighbours, both as logarithms: a stair much larger than its error stays one, one that is not is spread out.
+    Plans take a stair for a bargain, so that one that is not there has them verify the same wrong number for ever.
+    """
+    sizes = sorted(points)
+    if len(sizes) < 3 or not errors or min(points.values()) <= 0:
+        return dict(points)
+    least, unknown = min(errors.values()), max(errors.values())
+    if not least:
+        return dict(points)
+    at = np.log(sizes)
+    off_line = np.zeros((len(sizes) - 2, len(sizes)))
+    for i, (before, here, after) in enumerate(zip(at, at[1:], at[2:], strict=False)):
+        nearer = (here - before) / (after - before)
+        off_line[i, i : i + 3] = nearer - 1, 1, -nearer
+    weights = np.array([errors.get(n, unknown) for n in sizes]) ** -2.0
+    measured = np.log([points[n] for n in sizes])
+    found = np.linalg.solve(np.diag(weights) + off_line.T @ off_line / KINK**2, weights * measured)
+    return dict(zip(sizes, np.exp(found).tolist(), strict=True))
+
+
 def curve(points: Mapping[int, float]) -> Curve:
     """A curve through the points, negative values raised to 0 and noise made monotone."""
     sizes = sorted(points)
@@ -80,6 +128,7 @@ def fit_profile(
     drafts: Mapping[DraftPoint, float],
     hosts: Mapping[HostPoint, float],
     block: int,
+    errors: Mapping[PassPoint, float] | None = None,
 ) -> Profile:
     """Put a profile together from median costs in ms.
 
@@ -89,9 +138,12 @@ def fit_profile(
         drafts: one and `block` slots per row count; sampled points beside greedy ones. Empty without a drafter.
         hosts: steps without drafts per row count; drafted and sampled ones beside them.
         block: tokens of a whole draft.
+        errors: standard errors of passes, as shares; see `smoothed`. None: costs are as exact as they stand.
     """
     base, far = min(c for _, _, c in passes), max(c for _, _, c in passes)
     tokens = {n: ms for (n, rows, context), ms in passes.items() if rows == 1 and context == base}
+    unsure = {n: error for (n, rows, context), error in (errors or {}).items() if rows == 1 and context == base}
+    tokens = smoothed(tokens, unsure)
     more = {r: ms - tokens[n] for (n, r, context), ms in passes.items() if n == r > 1 and context == base}
     reading = {
         n: (ms - tokens[n]) / (far - base)
