@@ -19,7 +19,7 @@ _P = TypeVar("_P", bound=Hashable)
 MOMENT = 12  # samples before and after one that were taken while the machine was about as fast
 SHORT = 0.1  # of the median cost: times below say little about how fast the machine was
 # How far, as a logarithm, the cost of a size may lie off the line between its neighbours before that looks like noise.
-KINK = 0.07
+KINK = 0.04
 _OF_MEDIAN = 1.25  # standard error of a median over that of a mean
 _OF_DEVIATION = 1.48  # standard deviation over the median absolute one
 
