@@ -18,7 +18,6 @@ from dspark.schedule.profile_fit import (
     attention_curve,
     curve,
     fit_profile,
-    median_errors,
     residual,
     rising,
     smoothed,
@@ -229,14 +228,14 @@ def test_a_wandering_machine_does_not_bend_costs():
         for point, ms in costs.items():
             moment = len(samples)
             samples.append((point, ms * (1.25 + 0.25 * math.sin(moment / 30)) * (1.6 if moment % 8 == 3 else 1.0)))
-    found = steady_medians(samples)
+    found, _ = steady_medians(samples)
     scale = statistics.median(found[n] / ms for n, ms in costs.items())
     assert all(found[n] / scale == pytest.approx(ms, rel=0.015) for n, ms in costs.items())
 
 
 def test_one_sample_a_point_is_taken_as_it_is():
-    assert steady_medians([(1, 5.0), (2, 9.0)]) == {1: 5.0, 2: 9.0}
-    assert steady_medians([]) == {}
+    assert steady_medians([(1, 5.0), (2, 9.0)]) == ({1: 5.0, 2: 9.0}, {})
+    assert steady_medians([]) == ({}, {})
 
 
 # Noise against stairs ----------------------------------------------------------------------------------------------
@@ -251,10 +250,9 @@ def test_errors_follow_the_scatter_and_the_number_of_samples():
         for point in range(20):
             if point < 10 or turn % 4 == 0:
                 samples.append((point, (10 + point) * math.exp(noise.gauss(0, 0.1))))
-    errors = median_errors(samples)
+    _, errors = steady_medians(samples)
     often, rarely = (statistics.median(errors[p] for p in range(*of)) for of in ((0, 10), (10, 20)))
     assert often == pytest.approx(1.25 * 0.1 / 8, rel=0.2) and rarely == pytest.approx(2 * often)
-    assert median_errors([(1, 5.0), (2, 9.0)]) == {} and median_errors([]) == {}
 
 
 def test_a_stair_that_is_there_stays_and_where_nothing_is_known_of_errors_costs_stay_as_they_are():

@@ -26,15 +26,7 @@ from dspark.engine.proposer import Proposer, StatelessProposer, point_masses
 from dspark.errors import CacheError, ProfileError
 from dspark.schedule.policy import MAX_DRAFT
 from dspark.schedule.profile import Profile
-from dspark.schedule.profile_fit import (
-    DraftPoint,
-    HostPoint,
-    PassPoint,
-    fit_profile,
-    median_errors,
-    residual,
-    steady_medians,
-)
+from dspark.schedule.profile_fit import DraftPoint, HostPoint, PassPoint, fit_profile, residual, steady_medians
 from dspark.target import PassRow, Target
 from dspark.target.kv import KEY_BLOCK, round_up
 from dspark.target.linear import resolve_dtype
@@ -254,7 +246,8 @@ def take_turns(jobs: Sequence[Job], budget_s: float) -> tuple[dict[Point, float]
             # Rarer jobs are spread over the rounds.
             if number % job.every == index % job.every and time.perf_counter() - began < budget_s:
                 samples += job.run().items()
-    return cold | steady_medians(samples), median_errors(samples)
+    medians, errors = steady_medians(samples)
+    return cold | medians, errors
 
 
 def pass_jobs(target: Target, taps: Sequence[int]) -> Iterator[Job]:

@@ -24,11 +24,14 @@ _OF_MEDIAN = 1.25  # standard error of a median over that of a mean
 _OF_DEVIATION = 1.48  # standard deviation over the median absolute one
 
 
-def steadied(samples: Sequence[tuple[_P, float]]) -> list[tuple[_P, float]]:
-    """The samples with the machine's faster and slower moments taken out.
+def steady_medians(samples: Sequence[tuple[_P, float]]) -> tuple[dict[_P, float], dict[_P, float]]:
+    """The median time of every point, with the machine's faster and slower moments taken out, and its standard error
+    as a share of it.
 
     Plans live on differences between costs that are a few percent apart, while a shared machine's speed wanders by
-    ten. A sample is therefore divided by how samples around it compare with the medians of their own points.
+    ten. A sample is therefore divided by how samples around it compare with the medians of their own points. Errors
+    come from one scatter for all points, since most have too few samples to tell their own; there are none where every
+    point has one sample.
 
     Args:
         samples: (point, ms) in the order in which they were taken, points taking turns.
@@ -42,23 +45,17 @@ def steadied(samples: Sequence[tuple[_P, float]]) -> list[tuple[_P, float]]:
         for i, (_, ms) in enumerate(samples):
             near = [speed for speed in speeds[max(0, i - MOMENT) : i + MOMENT + 1] if speed]
             times.append(ms / median(near) if near else ms)
-    return [(point, ms) for (point, _), ms in zip(samples, times, strict=True)]
+    steady = [(point, ms) for (point, _), ms in zip(samples, times, strict=True)]
+    medians = _medians(steady)
+    return medians, _errors(steady, medians)
 
 
-def steady_medians(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
-    """The median of every point's steadied samples."""
-    return _medians(steadied(samples))
-
-
-def median_errors(samples: Sequence[tuple[_P, float]]) -> dict[_P, float]:
-    """Standard error of every point's steady median, as a share of it. All points share one scatter, since most have
-    too few samples to tell their own."""
-    steady = steadied(samples)
-    usual, counts = _medians(steady), Counter(point for point, _ in steady)
-    several = [abs(ms / usual[point] - 1) for point, ms in steady if counts[point] > 1 and usual[point] > 0]
-    if not several:
+def _errors(steady: Sequence[tuple[_P, float]], medians: Mapping[_P, float]) -> dict[_P, float]:
+    counts = Counter(point for point, _ in steady)
+    off = [abs(ms / medians[point] - 1) for point, ms in steady if counts[point] > 1 and medians[point] > 0]
+    if not off:
         return {}
-    scatter = _OF_DEVIATION * median(several)
+    scatter = _OF_DEVIATION * median(off)
     return {point: _OF_MEDIAN * scatter / math.sqrt(count) for point, count in counts.items()}
 
 
@@ -142,8 +139,8 @@ def fit_profile(
     """
     base, far = min(c for _, _, c in passes), max(c for _, _, c in passes)
     tokens = {n: ms for (n, rows, context), ms in passes.items() if rows == 1 and context == base}
-    unsure = {n: error for (n, rows, context), error in (errors or {}).items() if rows == 1 and context == base}
-    tokens = smoothed(tokens, unsure)
+    errors = errors or {}
+    tokens = smoothed(tokens, {n: errors[n, 1, base] for n in tokens if (n, 1, base) in errors})
     more = {r: ms - tokens[n] for (n, r, context), ms in passes.items() if n == r > 1 and context == base}
     reading = {
         n: (ms - tokens[n]) / (far - base)
